@@ -52,7 +52,7 @@ class Kept:
     rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: {name: [] for name in TABLES})
 
     def tables(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the tables."""
+        """Yield the name and the rows of each table."""
         for name, schema in TABLES.items():
             yield name, pa.Table.from_batches([batch(schema, self.rows[name])], schema)
 

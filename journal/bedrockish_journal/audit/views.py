@@ -257,7 +257,7 @@ def _transactions(dialect: Dialect) -> list[View]:
 def _ranges(dialect: Dialect) -> list[View]:
     """Return the tables of ranges that overlap, which are compared only between concurrent transactions.
 
-    The concurrent transactions of each are the ticks of each timeline that it had not seen, which are few.
+    A transaction is concurrent with the ticks of each timeline that it had not seen, and these are few.
     """
     return [
         View("wide", "SELECT DISTINCT tid FROM reach"),

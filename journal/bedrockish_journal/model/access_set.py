@@ -29,13 +29,13 @@ HIGH = b"\xff"  # sorts after every encoded column
 _CLOCKS, _CLOCKS_END = b"e:\0", b"e:\x01"
 LAST_CLOCK = (1 << 64) - 1
 READS, WRITES = "read_points", "write_points"
-MANY = 1_000  # larger sets of single keys are sorted, so that the keys in a range are found by bisection
+MANY = 1_000  # of more single keys, a set caches the order, so that the keys in a range are found by bisection
 
 PIECE = 5_000  # keys that are sorted at once
 
 
 def clock_key(clock: int) -> bytes:
-    """Return the key that a transaction with this clock reads: it runs on the schema in force then."""
+    """Return the key that a transaction reads for its clock, so that it conflicts with schema changes in force then."""
     return _CLOCKS + clock.to_bytes(8)
 
 
@@ -121,7 +121,7 @@ class AccessSet:
         return found
 
     def first(self, which: str, low: bytes, high: bytes) -> bytes | None:
-        """Return the smallest single key in a range that was read (``READS``) or written (``WRITES``), or None."""
+        """Return the smallest single key read (``READS``) or written (``WRITES``) that lies in a range, or None."""
         points: frozenset[bytes] = getattr(self, which)
         if len(points) <= MANY:
             return min((point for point in points if low <= point < high), default=None)
@@ -166,7 +166,7 @@ class AccessSet:
 
 
 def _sorted_in_steps(points: Iterable[bytes]) -> list[bytes]:
-    """Sort keys in pieces. To sort all at once would hold the interpreter, in any thread, for a tenth of a second."""
+    """Sort keys in pieces, because one sort of all keys would block all threads for a tenth of a second."""
     keys = list(points)
     pieces = (sorted(keys[first : first + PIECE]) for first in range(0, len(keys), PIECE))
     return sorted(chain.from_iterable(pieces))  # Timsort detects the sorted pieces, and only merges them

@@ -58,7 +58,7 @@ class Anchor:
 
     text: str  # the statement as it was confirmed
     statement: Statement  # the decoded statement
-    confirmed: Mapping[str, Any] = field(default_factory=dict)  # the voters that confirmed it; see above for the values
+    confirmed: Mapping[str, Any] = field(default_factory=dict)  # voter -> null, or its old signature
 
     def line(self) -> str:
         """Return the line of the file, without its end."""

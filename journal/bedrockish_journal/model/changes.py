@@ -70,7 +70,7 @@ class Step:
 
     sql: str  # the statement, with the values of its parameters written into it
     kind: str = DO  # ``do``; ``see`` if the statement only reads; ``fail`` if it failed and must fail again
-    told: bytes = b""  # a digest of the result that the client got; empty if no other result was possible
+    told: bytes = b""  # a digest of the result that the client got; empty if the result cannot differ
 
 
 def encode_changes(changes: Iterable[Change]) -> bytes:
@@ -275,7 +275,7 @@ def _step(sql: object, kind: object, told: object) -> Step:
 
 
 def decode_statements(data: bytes) -> list[str]:
-    """Return the statements of a schema change of the kind ``do``, in their order: a copy needs no others.
+    """Return the statements of a schema change of the kind ``do``, in order; the others do not change a copy's tables.
 
     Raises:
         EntryMalformedError: the bytes are not a schema change.

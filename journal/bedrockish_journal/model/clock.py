@@ -45,7 +45,7 @@ def counter(clock: int) -> int:
 def moved(clock: int, by_ms: int) -> int:
     """Return the clock ``by_ms`` milliseconds later, or earlier if ``by_ms`` is negative.
 
-    A clock that only counts may be near 0, and the result then be negative, which is not a clock.
+    If nodes only count, clocks are near 0; the result may then be negative, which no clock is.
     """
     plain = clock + (by_ms << COUNTER_BITS)
     if clock < BEND and plain < BEND:

@@ -1,8 +1,8 @@
 """Command ids that contain the time at which they were made: UUIDs of version 7.
 
-A node remembers a command's id for as long as the commit is in the journal, and longer. A node can forget an old id
-that contains its time: if a client sends the command again, the node does not run it, and answers that the id is too
-old to know. The age of an id without a time, such as ``order-7``, is unknown, so the node never forgets it.
+A node remembers a command's id even after the commit was removed from the journal. A node can forget an old id that
+contains its time: if a client sends the command again, the node does not run it, and answers that the id is too old to
+know. The age of an id without a time, such as ``order-7``, is unknown, so the node never forgets it.
 """
 
 import re

@@ -12,7 +12,7 @@ ANCHORS = "an [anchor](audit.md#anchors)"
 
 
 class Law(NamedTuple):
-    """A law."""
+    """A law of the journal, and the files that a check of it needs."""
 
     name: str  # the name that findings use
     says: str  # the law as a sentence

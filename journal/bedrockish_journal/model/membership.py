@@ -44,11 +44,11 @@ class UserSaid(NamedTuple):
 class Membership:
     """The members and users of the cluster, as of a commit."""
 
-    version: int  # the number of changes before; the cluster was founded with 0
+    version: int  # the number of changes since the founding
     members: Mapping[str, Member]  # the members, by name
     cluster_id: str = ""  # the random id that the cluster got at its founding
-    level: int = LEVEL  # the release level that every member reads, see ``levels``
-    # Timelines of former members that vectors omit, each with the version from which on.
+    level: int = LEVEL  # the release level that every member understands, see ``levels``
+    # Timelines of former members that vectors omit, each with the first version under which they do.
     retired: Mapping[str, int] = field(default_factory=dict)
     # The users of the cluster, by name; None for a removed user.
     users: Mapping[str, UserSaid | None] = field(default_factory=dict, repr=False)

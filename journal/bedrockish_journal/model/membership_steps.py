@@ -55,7 +55,7 @@ def _wrong_secrets(old: Membership, new: Membership) -> Iterator[str]:
         if before is None or before.secret != user.secret:
             if user.number != new.version:
                 yield f"has a new password of the user {name}, and says that membership {user.number} made it"
-        elif user.number not in (before.number, new.version):  # the same password may be set again
+        elif user.number not in (before.number, new.version):  # the new version if it set the same hash again
             yield f"says that membership {user.number} made the password of the user {name}, not {before.number}"
 
 
@@ -72,7 +72,7 @@ def _changed_members(old: Membership, new: Membership) -> list[str]:
 def _differs(old: Member, new: Member) -> bool:
     """Return whether a member changed.
 
-    A membership change also records the ids of files that the leader has learned; a first id does not count.
+    A first id of its file does not count, because any membership change records the ids that its leader has learned.
     """
     return (old.address, old.voter) != (new.address, new.voter) or (old.store not in ("", new.store))
 

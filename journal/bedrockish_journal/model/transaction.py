@@ -72,7 +72,7 @@ def check_txid(value: object) -> Txid:
 
 
 def head(kind: int, count: int) -> bytes:
-    """Return the canonical head of a CBOR byte string (2), text (3) or array (4)."""
+    """Return the canonical head of a CBOR item; ``kind`` is 2 for a byte string, 3 for a text and 4 for an array."""
     if count < 24:
         return bytes([kind << 5 | count])
     size = next(size for size in (1, 2, 4, 8) if count < 1 << 8 * size)
@@ -101,7 +101,7 @@ def _list(value: object) -> list[object]:
 def _shares(value: object, commands: int) -> tuple[int, ...]:
     found = tuple(_list(value))
     if not found:
-        return ()  # the counts are unknown, and a later field is not empty
+        return ()  # unknown counts, which are encoded only before a later field that is not empty
     if len(found) != commands or not all(type(count) is int and 0 <= count < CLOCK_READ_LIMIT for count in found):
         raise EntryMalformedError(f"a transaction of {commands} commands should say how many changes each made")
     return found  # type: ignore[return-value]
@@ -142,7 +142,7 @@ def _joined(value: object) -> tuple[tuple[str, bytes], ...]:
 
 @value
 class Transaction:
-    """An executed and not yet committed transaction."""
+    """A transaction X that was executed and is not yet committed."""
 
     txid: Txid  # its temporary name; ``txid.clock`` is clock(X), fixed at BEGIN
     base: Vector  # the leader's applied vector at the snapshot X ran on; becomes the entry's ``after``
@@ -268,7 +268,7 @@ def decode_transaction(body: bytes) -> Transaction:
         raise EntryMalformedError(f"a transaction cannot be of kind {kind!r} or have fields that are not text")
     if type(changes) is not bytes or type(result) is not bytes:
         raise EntryMalformedError("changes and result of a transaction should be bytes")
-    # Most of the later fields are empty lists.
+    # Empty lists are not passed to functions, because most of the later fields are empty.
     joined = _joined(packed[15]) if count > 15 and packed[15] != [] else ()
     return Transaction(
         Txid(clock, leader),
@@ -286,7 +286,7 @@ def decode_transaction(body: bytes) -> Transaction:
         activates,
         joined,
         _shares(packed[16], 1 + len(joined)) if count > 16 and packed[16] != [] else (),
-        # A body with 18 fields ends with the users, which are then not empty; with 19 fields they may be empty.
+        # Empty fields at the end are left out, so the users can be empty only if the digests follow them.
         _users(packed[17], 1 + len(joined)) if count == 18 or (count > 18 and packed[17] != []) else (),
         _digests(packed[18], 1 + len(joined)) if count > 18 else (),
         bytes(body),

@@ -59,7 +59,7 @@ class _Written:
         return key in self._points or any(low <= key < high for low, high in self._ranges)
 
     def has_values(self, row: Row) -> bool:
-        """Return whether the write set may have a row of a table WITHOUT ROWID: the row has all values of some key."""
+        """Return whether a row WITHOUT ROWID may be in the write set: by a range, or by having all values of a key."""
         if self._whole or any(low < self._prefix + b"\xff" and self._prefix < high for low, high in self._ranges):
             return True
         if self._keys is None:

@@ -66,7 +66,7 @@ class Claims:
     wrong: list[Claim] = field(default_factory=list)  # the claims that do not hold
     # All memberships that the file has, by version.
     memberships: dict[int, Membership] = field(default_factory=dict)
-    # The number of objects with which the cluster began, by the file; None if the file does not say it.
+    # The number of objects in the schema at the founding of the cluster; None if the file does not record it.
     began_with: int | None = None
 
 
@@ -75,7 +75,7 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
 
     Args:
         node: the name of the file in findings.
-        whole: whether ``ask`` reads the file's own tables, which a link to a node does not.
+        whole: whether ``ask`` can read all of the node's own tables, as in a file, but not at a running node.
     """
     found = Claims()
     has_meta = has(ask, "bedrockish_meta")

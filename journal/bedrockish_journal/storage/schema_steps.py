@@ -140,7 +140,7 @@ def _run(db: apsw.Connection, steps: Sequence[Step], *, unchecked: bool) -> str:
 
 
 def _check(db: apsw.Connection, step: Step) -> str:
-    """Run a statement with a known answer; return how the answer differs now, or an empty text."""
+    """Run a statement whose result at the leader is known; return how the result differs now, or an empty text."""
     db.set_last_insert_rowid(0)
     try:
         rows = db.execute(step.sql, can_cache=False).fetchall()

@@ -23,7 +23,7 @@ class RowMismatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table."""
+    """The layout of a user's table."""
 
     name: str
     columns: tuple[str, ...]  # names of the columns of ``SELECT *``

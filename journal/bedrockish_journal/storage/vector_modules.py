@@ -74,7 +74,7 @@ class _Training:
         self._bytes = 0
 
     def step(self, *given: Any) -> None:
-        """Add a vector; the options of the first row count."""
+        """Add a vector, with options, of which only those of the first row are used."""
         vector, *options = given
         self._bytes += len(vector) if isinstance(vector, str | bytes) else 0
         if len(self._vectors) == TRAINING_VECTORS or self._bytes > TRAINING_BYTES:

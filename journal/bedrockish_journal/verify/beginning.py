@@ -26,14 +26,14 @@ _OLDER = "restore from a younger backup, or add a file that still has it, such a
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The beginning of a replay."""
+    """The beginning of a replay: an empty database, or the tables of a node's file."""
 
     # The file with whose tables the replay begins; None: the replay begins with an empty database.
     source: Source | None = None
     # The last tick of each timeline that is in the tables, and its hash.
     heads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     waiting: Entry | None = None  # the schema change that is committed in the file and not yet in force
-    latest: int = 0  # see ``latest``
+    latest: int = 0  # the greatest clock in the file
 
     @property
     def applied(self) -> dict[str, int]:
@@ -64,7 +64,7 @@ class Beginning:
 
 
 def begin_with(source: Source) -> Beginning:
-    """Return the beginning of a replay with the tables of a node's file."""
+    """Return where a replay begins that starts with the tables of a node's file instead of an empty database."""
     path, db = source
     try:
         change = scheduled(db)
@@ -164,7 +164,7 @@ def _ask(db: apsw.Connection, query: str, *values: Any) -> Any:
 
 
 def is_in_force(sources: Sequence[Source], until: Moment | None, change: Entry) -> bool:
-    """Return whether a committed schema change that no replayed transaction has run on is in force at a moment.
+    """Return whether a committed schema change is in force at a moment, though no replayed transaction has run on it.
 
     Without a moment, return whether the change is in force at the end of the files.
     """

@@ -60,7 +60,7 @@ def compare(table: str, answers: Mapping[str, RangeDigest], members: int) -> Com
     """Compare the listed rows of a range.
 
     Args:
-        answers: the answer of each node to a question beyond a vector that all of these nodes cover.
+        answers: the answer of each node to a question whose vector ``beyond`` all of these nodes cover.
         members: the number of members of the cluster; a majority of them decides which row is right.
     """
     unreadable = sorted(node for node, one in answers.items() if one.unreadable)

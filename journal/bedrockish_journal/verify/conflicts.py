@@ -67,7 +67,7 @@ class Conflicts:
         txid = entry.txid
         numbers = (*entry.after.values(), entry.tick, txid.clock, entry.transaction.config)
         if max(numbers) > _TICK_MAX:
-            return  # no node counts so far; other laws report it
+            return  # no node counts so far: other laws report the altered number
         leader = self._leader(entry.leader)
         self._db.execute(_NEW, tuple(txid))
         if self._db.changes():
@@ -152,7 +152,7 @@ class Conflicts:
 
     def _in_ranges(self, horizon: int) -> Iterator[tuple[int, int, bytes | None]]:
         """Yield pairs of transactions that conflict in a range; with None as the key, one changes the membership."""
-        ends: list[list[int]] = [[0, 0] for _ in self._saw]  # the last tick of each timeline so far: narrow, wide
+        ends: list[list[int]] = [[0, 0] for _ in self._saw]  # timeline -> last ticks without and with ranges
         for (number,) in self._db.execute(_ORDER, (horizon,)):
             for earlier in sorted(self._concurrent(number, ends)):
                 if number in self._changes_members or earlier in self._changes_members:

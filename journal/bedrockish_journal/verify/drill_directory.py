@@ -51,7 +51,7 @@ class _File:
 
     @property
     def number(self) -> str:
-        """The common part of the names of its snapshot and its segment."""
+        """The number in its name, which a snapshot and its segment share."""
         return self.path.stem[-6:]
 
     @property

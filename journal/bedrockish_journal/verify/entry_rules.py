@@ -272,7 +272,7 @@ class Audit:
                     return
 
     def _approvals(self, entry: Entry, say: Say) -> Iterator[Finding]:
-        """Yield a finding if an entry follows one that its leader approved only at this entry's tick or later."""
+        """Yield a finding if an entry had seen one that its own leader approved only at this entry's tick or later."""
         for node, tick in entry.after.items():
             given = self._given.get(node, {}).get(entry.leader)
             if given is not None and node != entry.leader and (at := given.up_to(tick)) >= entry.tick:

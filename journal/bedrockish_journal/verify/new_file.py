@@ -62,8 +62,8 @@ class Claim:
             raise
 
     def _locked(self) -> int:
-        """Return a descriptor that holds the lock; the lock file is the one that has the name now."""
-        import fcntl  # not on Windows, where commands that make no file work by URL
+        """Return a descriptor that holds the lock on the present lock file, not on one that was removed."""
+        import fcntl  # Windows lacks it, and can run the commands that make no file
 
         while True:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

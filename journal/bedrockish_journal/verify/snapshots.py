@@ -37,7 +37,7 @@ class Snapshots:
         transaction, txid = entry.transaction, entry.txid
         numbers = (transaction.safe, transaction.schema, transaction.config, transaction.activates)
         if max(*numbers, *entry.after.values(), entry.tick, txid.clock) > _MOST:
-            return  # no node counts so far; other laws report it
+            return  # no node counts so far: other laws report the altered number
         number = len(self._at)
         self._led.append(self._leader(entry.leader))
         values = (entry.tick, txid.clock, transaction.safe, transaction.schema, transaction.config)

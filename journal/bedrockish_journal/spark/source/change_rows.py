@@ -57,7 +57,7 @@ class ChangeRows(ChangeBuilder):
         key = self._context.key_columns(one.name, one.columns) if wants_keys else ((), ())
         found["before"], found["pk"] = self._texts(one.columns, key, one.before, "before")
         found["after"], found["pk_after"] = self._texts(one.columns, key, one.after, "after")
-        if key[0]:  # ``after`` has the key of a new row, and only ``before`` that of a deleted row
+        if key[0]:  # ``pk`` is the key before the change; a new row has a key only after it
             pairs = zip(one.before, found["pk"], found["pk_after"], strict=True)
             found["pk"] = [after if image is None else before for image, before, after in pairs]
         return found
@@ -77,7 +77,7 @@ class ChangeRows(ChangeBuilder):
 
 
 def _where(images: list[Image], texts: list[str]) -> list[str | None]:
-    """Return a text for each image that is not None, and None for each image that is."""
+    """Return the text of each image, in order, or None for a missing image; ``texts`` leaves out the missing ones."""
     if not texts:
         return [None] * len(images)
     if len(texts) == len(images):

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Context:
-    """The common state of the rows of one file."""
+    """The state that the rows of one journal share: its node, the reader's wishes, and the entry decoded last."""
 
     node: str  # the node that has the file
     path: str  # the file, for errors
@@ -94,7 +94,7 @@ class Context:
         """Return the commands behind an entry's changes, and the commands' users; None in places that are unknown."""
         self.field(row, CHANGES)
         if self._packed_row is row and len(self._packed) == BARE and type(self._packed[COMMAND]) is str:
-            return (self._packed[COMMAND],) * count, (None,) * count  # one command without a user, a shortcut
+            return (self._packed[COMMAND],) * count, (None,) * count  # a shortcut for one command without a user
         found = self.decoded(row)
         if isinstance(found, EntryMalformedError):
             return (None,) * count, (None,) * count

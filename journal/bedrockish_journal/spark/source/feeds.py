@@ -25,7 +25,7 @@ class Feed(Protocol):
 
     @property
     def context(self) -> Context:
-        """The common state of its rows."""
+        """The state that its rows share: the node, the wanted columns and tables, and the entry decoded last."""
 
     @property
     def ask(self) -> Ask:

@@ -50,7 +50,7 @@ class NodeFeed:
         self._node = str(connection.execute(_NODE, read=STALE).value())
         path = f"node {self._node}"
         beginning = read_beginning(self._ask, path)
-        cluster = str(connection.status()["cluster_id"])  # only an admin sees the founding
+        cluster = str(connection.status()["cluster_id"])  # not from the founding, which only an admin sees
         self.context = Context(self._node, path, self._primary_key, beginning, cluster=cluster)
         self.ask: Ask = self._ask
 

@@ -15,7 +15,7 @@ Between = tuple[int, int]  # both included
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 ALL: Between = (LOWEST, HIGHEST)
-NARROW_MOST = 200_000  # the most entries that are searched for the ticks of a range of clocks
+NARROW_MOST = 200_000  # with more entries between two clocks, ranges are not shortened to these entries
 ORDER_PAGE = 10_000
 HELD = """SELECT (SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1),
   (SELECT max(tick) FROM bedrockish_journal WHERE leader = ?1)"""
@@ -77,7 +77,7 @@ class Wanted:
 
     @property
     def query(self) -> tuple[str, tuple[object, ...]]:
-        """The query for a timeline and its first and last tick, and its values after these."""
+        """The query for a range, and its parameters after the timeline, the first tick and the last tick."""
         columns = COLUMNS if self.blobs else COLUMNS.replace("label, body", "x'', x''")
         sql = f"SELECT {columns} FROM bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ?"
         values: tuple[object, ...] = ()

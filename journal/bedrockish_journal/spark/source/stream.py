@@ -26,8 +26,8 @@ from bedrockish_journal.spark.source.reading import Part, read_part
 from bedrockish_journal.spark.source.tables import Table
 
 Offset = dict[str, dict[str, int]]
-BEHIND_S = 60.0  # how long a journal may lack entries that the stream has read; a node that is filled again does so
-CLUSTER, TABLE = "cluster:", "table:"  # before an id and a name in an offset; no node's name has a colon
+BEHIND_S = 60.0  # how long a journal may lack entries that the stream has read, as while its node is filled again
+CLUSTER, TABLE = "cluster:", "table:"  # prefixes in an offset, which no node's name has
 
 
 @dataclass

@@ -104,7 +104,7 @@ class TypedRows(ChangeBuilder):
         return {name: values for name, values in says.items() if name in self._types}
 
     def _fit(self, values: Mapping[str, tuple[Value, ...]], count: int, into: dict[str, Sequence[Any]]) -> None:
-        """Add the user's columns and ``_other``."""
+        """Add the columns of the user's table to ``into``, and ``_other`` with the values that do not fit."""
         left = {folded(name): (name, column) for name, column in values.items()}
         others: dict[int, dict[str, Value]] = {}
         for declared_as, kind in self._of.types.items():

@@ -62,7 +62,7 @@ class _Log:
         return self
 
     def _drop_torn(self) -> None:
-        """Remove a last line without an end: its writer was killed before it reported the anchor.
+        """Remove a last line without a line feed: its writer was killed before it reported the anchor.
 
         A line that does not begin like an anchor stays: the user has named another file by mistake.
         """
@@ -74,7 +74,7 @@ class _Log:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        if self._path.stat().st_size == 0:  # no anchor was added
+        if self._path.stat().st_size == 0:  # a new file, to which no anchor was added
             self._path.unlink()
 
     def last(self) -> Anchor | None:

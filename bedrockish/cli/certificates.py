@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from bedrockish.errors import ConfigError
 
 AUTHORITY_DAYS = 7300
-EARLIER = datetime.timedelta(hours=1)  # the clock of a machine that checks the certificate may be slow
+EARLIER = datetime.timedelta(hours=1)  # certificates begin before their issue, for machines whose clock is slow
 CA, CA_KEY = "ca.pem", "ca-key.pem"
 ISSUED = "issued.txt"  # names and serial numbers of signed certificates, needed to revoke one whose file is lost
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -152,7 +152,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_pair(key: tuple[Path, bytes], certificate: tuple[Path, bytes]) -> None:
-    """Write both or none: a key without its certificate is useless, and would block the next attempt."""
+    """Write a key and its certificate, or neither: a key alone is useless, and would block the next attempt."""
     _write(*key, 0o600)
     try:
         _write(*certificate, 0o644)

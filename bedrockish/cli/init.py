@@ -19,7 +19,7 @@ from bedrockish.errors import ConfigError, UsageError
 from bedrockish_net.loopback import is_loopback
 
 AUTHORITY, CLIENT, CERTS = "authority", "client", "certs"
-PART = ".init-"  # the beginning of the folder's name until it is whole; the process id follows
+PART = ".init-"  # with the process id, the beginning of the name of an unfinished folder
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 

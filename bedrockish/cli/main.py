@@ -25,7 +25,7 @@ from bedrockish_net.errors import NetError
 
 DEBUG_VARIABLE = "BEDROCKISH_DEBUG"
 OTHERS = 0o077
-WIDTH_MAX = 1_000  # characters of a sentence of the help: no bound
+WIDTH_MAX = 1_000  # characters: more than the first sentence of any help has
 USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
 _ENDED_BY: list[int] = []  # the signals that were taken as Ctrl-C
 # SQLite's errors about the disk or a limit of the system, by name, so that apsw need not be imported.
@@ -131,7 +131,7 @@ class Program(click.Group):
             status = _report(error)
         if _ENDED_BY:
             sys.stderr.flush()
-            signal.raise_signal(_ENDED_BY[0])  # by now with its default action, so that the caller sees the signal
+            signal.raise_signal(_ENDED_BY[0])  # its default action is set, so that the caller sees the signal
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -153,15 +153,15 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Replace standard streams that are closed by the null device.
+    """Let standard streams that are closed lead to the null device.
 
-    Else a database would get the number of one of them, and a library's warnings would go into the database.
+    Else a database could get the descriptor of such a stream, and a library's warnings would go into the database.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets ``number``, the lowest free descriptor
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  open until the end
 
@@ -169,18 +169,17 @@ def _open_standard_streams() -> None:
 def _take_ends_as_ctrl_c() -> None:
     """Let the first SIGTERM or SIGHUP end a command like Ctrl-C, so that it removes its unfinished files.
 
-    A shell makes the background commands of a script ignore Ctrl-C. Such a command blocks it instead, because trio
-    handles it only if its handler is Python's own. Outside of the main thread, or if Ctrl-C has another handler,
-    nothing changes.
+    A shell makes the background commands of a script ignore Ctrl-C. Such a command blocks Ctrl-C instead, because trio
+    needs Python's own handler for it. Outside of the main thread, or if Ctrl-C has another handler, nothing changes.
     """
     with suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            for name in ("SIGTERM", "SIGHUP"):  # Windows lacks the second one
+            for name in ("SIGTERM", "SIGHUP"):  # Windows lacks SIGHUP
                 number = getattr(signal, name, None)
-                if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+                if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
                     signal.signal(number, _end)
 
 
@@ -189,11 +188,11 @@ def _end(number: int, _: object) -> None:
     signal.signal(number, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.raise_signal(signal.SIGINT)  # trio has a handler of its own for this one
+    signal.raise_signal(signal.SIGINT)  # trio handles SIGINT, and no other signal
 
 
 def _place(error: BaseException) -> str:
-    """Return the place where an error was raised, so that it need not be reproduced to find the place."""
+    """Return the file and the line where an error was raised, for the report of a bug."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

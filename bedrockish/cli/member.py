@@ -219,5 +219,5 @@ def change_members(url: str, change: MemberChange, mode: str | None) -> None:
 
 
 def show(rows: Rows, mode: str | None) -> None:
-    """Print rows: by default as a box, in a pipe plain."""
+    """Print rows, by default as a box on a terminal and plain in a pipe."""
     print_rows(rows, mode or (BOX if sys.stdout.isatty() else PLAIN))

@@ -25,7 +25,7 @@ PLAIN, CSV, JSON, LINE, LIST, INSERT = "plain", "csv", "json", "line", "list", "
 MODES = (BOX, TABLE, PLAIN, CSV, JSON, LINE)
 ALL_MODES = (BOX, COLUMNS, TABLE, JSON, CSV, LINE, INSERT, MARKS, LIST, PLAIN)
 FRAMES: dict[str, Frame] = {BOX: BOX_FRAME, TABLE: ASCII, COLUMNS: COLUMN, MARKS: MARKDOWN}
-LINE_NAME = 5  # characters that a name takes at least in the mode ``line``
+LINE_NAME = 5  # the least width of a name in the mode ``line``
 SIMPLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CSV_QUOTED = re.compile(r"[^!#-&(-~]|,")  # sqlite3 puts quotes around values with any of these
 
@@ -35,7 +35,7 @@ class Style:
     """The style in which rows are printed."""
 
     mode: str  # one of ``ALL_MODES``
-    headers: bool | None = None  # whether names come before rows; by default in tables, columns and CSV only
+    headers: bool | None = None  # whether column names come before rows; by default in tables, columns and CSV only
     null: str | None = None  # the text for NULL; by default empty, and NULL in the mode ``plain``
     target: str = "table"  # the table that ``insert`` names
     wrap: int = 0  # the most characters of a line in tables and columns; 0: the terminal's width, or no bound in a pipe
@@ -72,7 +72,7 @@ def name(text: str) -> str:
 
 
 def print_rows(rows: Rows, style: Style | str, out: TextIO | None = None) -> None:
-    """Print the result of one statement. Without columns, only the mode ``box`` prints a line: the changed rows."""
+    """Print the result of one statement; without columns, only the mode ``box`` prints how many rows it changed."""
     style = Style(style) if isinstance(style, str) else style
     if not rows.columns:
         if style.mode == BOX:

@@ -14,16 +14,16 @@ from bedrockish.cli.safe_text import visible
 
 
 def write_over(text: str = "") -> None:
-    """Write a line over the last one; without a text, clear it."""
+    """Overwrite the last line of a terminal; without a text, clear it."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
 
 class Told(Protocol):
-    """The receiver of progress."""
+    """A function that shows the progress of some work."""
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` is done of the work called ``what``."""
+        """Show that ``done`` of the ``total`` units of the work ``what`` are done."""
 
 
 class _Name(TextColumn):

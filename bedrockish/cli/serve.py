@@ -47,9 +47,9 @@ def read_config(path: Path | None, flags: dict[str, str]) -> Config:
 
 
 def _check_folder(path: Path, built: Config) -> None:
-    """Check that a node is not started in another folder than before.
+    """Check that a node is not started in another folder than that of its files.
 
-    It would begin with an empty file, and the others would refuse it as a node that has lost its file.
+    Otherwise it would begin with an empty file, and other nodes would refuse it as a node that has lost its file.
     """
     names = [built.database] + ([built.security.files(built.node).ca] if built.security.encrypts else [])
     for name in names:
@@ -61,7 +61,7 @@ def _check_folder(path: Path, built: Config) -> None:
 
 
 def read_settings(settings: tuple[str, ...]) -> dict[str, str]:
-    """Read the values of --set.
+    """Return the values that --set gives, by key.
 
     Raises:
         UsageError: a value does not have the form KEY=VALUE.

@@ -16,7 +16,7 @@ from bedrockish.errors import UsageError
 ADDED = ("calls", "errors", "repeats", "total_ms", "result_bytes")
 COLUMNS = ("calls", "errors", "repeats", "total_ms", "mean_ms", "longest_ms", "result_bytes", "nodes", "statement")
 BY = COLUMNS[:7]
-OPEN = ("command", "client", "open_ms", "idle_ms", "changed", "statement")  # of an open transaction
+OPEN = ("command", "client", "open_ms", "idle_ms", "changed", "statement")  # the facts of an open transaction
 
 
 @click.command(cls=UrlCommand)

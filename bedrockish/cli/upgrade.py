@@ -20,7 +20,7 @@ EXPECTED = "upgrade_unfinished"  # a trouble that every cluster has during an up
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answer of a member; ``why_not``: its troubles, or why it could not be asked; empty without these."""
+    """The answer of a member; ``why_not``: its troubles, or why it could not be asked; empty if all is well."""
 
     name: str
     is_voter: bool

@@ -140,7 +140,7 @@ def _report(
     titles: tuple[str, ...],
     cells: Callable[[Mapping[str, Any]], tuple[Any, ...]],
 ) -> None:
-    """Print a row for each member, and on standard error why a member could not be asked; then end with status 3."""
+    """Print a row for each member; if a member could not be asked, print why to standard error, and end with 3."""
     table = Table(box=None, header_style="bold")
     for title in ("node", *titles):
         table.add_column(Text(title), overflow="fold")

@@ -63,7 +63,7 @@ class UrlGroup(click.Group):
 
 
 class LocalPath(click.Path):
-    """A path of this machine. A URL is refused: it is a mistake, and would make a directory called ``s3:``.
+    """A path of this machine. A URL is refused, because it would name a new directory called ``s3:``.
 
     Args:
         instead: the remedy, for the error text.

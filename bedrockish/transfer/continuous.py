@@ -155,7 +155,7 @@ async def _opened(url: str, folder: Path, plan: Plan, say: Callable[[str], None]
 
 
 class _Backup:
-    """A directory that is kept up to date, and its last segment."""
+    """The continuous backup in a directory, and the segment to which it appends."""
 
     def __init__(self, url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._plan, self._say = url, folder, plan, say
@@ -172,7 +172,7 @@ class _Backup:
             self._segment = Segment(segments[-1])
         if not snapshots:
             await self._snapshot()
-        elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # a run was killed between the two
+        elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # a run was killed before its segment
             self._begin(snapshots[-1], leaves_gap=False)
 
     def close(self) -> None:
@@ -226,10 +226,10 @@ class _Backup:
                 self._say(f"{old.name} is too old and was removed")
 
     def _begin(self, snapshot: Path, *, leaves_gap: bool) -> None:
-        """Begin the segment after a snapshot at the end of the last segment.
+        """Create the segment that belongs to a snapshot; it begins where the last segment ends.
 
-        With ``leaves_gap``, nodes have removed entries after the last segment, and the new one begins at the end of the
-        snapshot.
+        With ``leaves_gap``, nodes have removed entries after the last segment, and the new segment begins where the
+        snapshot ends.
         """
         with reading(snapshot) as db:
             heads: Heads = ends(db)
@@ -291,7 +291,7 @@ async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) ->
 
 
 def too_old(folder: Path, before_s: float) -> list[Path]:
-    """Return the files that no restore to a later time than the given Unix time needs."""
+    """Return the files that are needed only to restore the state before a Unix time."""
     kept: Path | None = None
     for snapshot in numbered(folder, SNAPSHOTS):
         if milliseconds(extent(snapshot)[0]) / 1000 <= before_s:

@@ -32,7 +32,7 @@ class TableFile:
 
     @property
     def content(self) -> Path:
-        """The file that is read."""
+        """The file that the load reads: the copy of a pipe's content, or the given file."""
         return self.copy or self.path
 
     def fingerprint(self, table: str) -> str:
@@ -144,7 +144,7 @@ def _fit(row: Sequence[str], count: int, filled: Filled) -> tuple[Any, ...]:
 
 
 async def _culprit(client: Client, table: str, columns: list[str], batch: list[tuple[Any, ...]]) -> int | None:
-    """Return the index of the row that the cluster refuses, found by trying each row in a transaction that rolls back.
+    """Return the index of the row that the cluster refuses, found by inserting row after row, and rolling back.
 
     Return None if the cluster accepts each row alone and refused only the whole batch, or if it cannot be asked.
     """
@@ -152,7 +152,7 @@ async def _culprit(client: Client, table: str, columns: list[str], batch: list[t
     with suppress(BedrockishError):
         transaction = await client.begin()
         try:
-            for place, row in enumerate(batch):  # noqa: B007  (where it stopped)
+            for place, row in enumerate(batch):  # noqa: B007  (used after the loop)
                 ((sql, params),) = inserts(table, columns, [row])
                 await transaction.execute(sql, params)
             place = None

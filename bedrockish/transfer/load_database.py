@@ -30,7 +30,7 @@ KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
 ROW_BYTES_MAX = 16 << 20  # less than a node takes as one transaction
 AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
 FINDINGS_MAX = 20
-LAYOUT = 3  # is incremented when batches are cut differently, so that no id stands for two sets of rows
+LAYOUT = 3  # another number for each way to cut batches, so that no id stands for two sets of rows
 DEFER = "PRAGMA defer_foreign_keys = ON"
 VIRTUAL, SETTING = "virtual table", "setting of"
 REST_ORDER = (VIRTUAL, "index", "view", "trigger")
@@ -51,7 +51,7 @@ class Plan:
     tables: list[tuple[str, str]]
     # Type, name and CREATE statement of other virtual tables, indexes, views and triggers; then the settings of FTS5.
     rest: list[tuple[str, str, str]]
-    # All tables of the circle, by each table that refers to itself, or to others in a circle.
+    # Table in a circle of references, or that refers to itself -> all tables of its circle.
     knots: Mapping[str, frozenset[str]] = field(default_factory=dict)
     settings: tuple[str, ...] = ()  # PRAGMAs that belong to the content
 
@@ -102,7 +102,7 @@ def read_plan(db: Source, path: Path) -> Plan:
             raise UsageError(f"{path} has the virtual table {one.name!r}: {one.why_not_replicated}")
     shadows = {name for one in made for name in one.shadow_names}
     shown = {one.name for one in made if not one.owns_rows}
-    virtual = [(VIRTUAL, one.name, tables[one.name]) for one in sorted(made, key=_by_content) if one.name in shown]
+    virtual = [(VIRTUAL, one.name, tables[one.name]) for one in sorted(made, key=_made_later) if one.name in shown]
     tables = {name: sql for name, sql in tables.items() if name not in shadows | shown}
     named = {name.lower(): name for name in tables}
     references = {
@@ -140,8 +140,8 @@ def _or_dump(path: Path) -> str:
     return ""
 
 
-def _by_content(virtual: VirtualTable) -> bool:
-    """Return the sort key of a virtual table: a table that shows the rows of another one is made after that one."""
+def _made_later(virtual: VirtualTable) -> bool:
+    """Return whether a virtual table is made after the others, because it shows the index of one of them."""
     return bool(virtual.shows)
 
 
@@ -161,7 +161,7 @@ def parents_first(names: Iterable[str], references: Mapping[str, Iterable[str]])
 
 
 def knots(references: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
-    """Return the circles of tables that refer to each other, by each table in them."""
+    """Return, for each table that refers to itself or is in a circle of references, all tables of its circle."""
 
     def reached(name: str) -> set[str]:
         found: set[str] = set()

@@ -96,7 +96,7 @@ def _print_block(
 
 
 def _values(rows: Rows, marks: Mapping[str, str]) -> Iterator[list[str]]:
-    """Yield the literals of each row, in the expressions that their columns need."""
+    """Yield the values of each row as SQL: literals, in the functions that some columns of virtual tables need."""
     needed = [marks.get(column, "?") for column in rows.columns]
     for row in rows:
         yield [mark.replace("?", literal(value)) for mark, value in zip(needed, row, strict=True)]

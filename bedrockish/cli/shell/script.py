@@ -54,7 +54,7 @@ def items(text: str, source: str) -> Iterator[Piece | Dot]:
 
 
 def _with_keys_off(pieces: list[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
-    """Yield pieces; pieces that run as one transaction, because foreign keys are off for them, become one unit.
+    """Yield the pieces; a section with foreign keys off, which runs as one transaction, becomes one unit.
 
     If a script's own transaction follows PRAGMA foreign_keys = OFF, the PRAGMA is moved into that transaction.
     """

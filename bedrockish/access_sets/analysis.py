@@ -100,7 +100,7 @@ class CompiledFacts(Protocol):
 
     @property
     def auto(self) -> object:
-        """Another text that may run in place of the statement; None if there is no such text."""
+        """The INSERT, rewritten to assign ids, that may run in place of the statement; None without one."""
 
     @property
     def named(self) -> frozenset[str] | None:
@@ -128,7 +128,7 @@ def plan_of(db: apsw.Connection, schema: Schema, piece: CompiledFacts, check: Ch
 
 
 class Analysis:
-    """A cache of facts about statements and keys under one schema; replaced when the schema changes."""
+    """The read plans of statements and the keys of rows under one schema; replaced when the schema changes."""
 
     patience: Callable[[str], Check]  # returns the check that limits the analysis of a text
 

@@ -57,7 +57,7 @@ _GROWING = frozenset(
     for count in (-1, 1, 2)
 )
 """Functions whose result may have six characters for one of the argument."""
-_GROWTH = 4  # a call of such a function counts as so many ordinary calls
+_GROWTH = 4  # a call of a function in ``_GROWING`` counts as so many ordinary calls
 _LOADS = frozenset({"Variable", "Column", "VColumn", "Copy", "SCopy", "Param"})
 _COLUMNS = frozenset({"Column", "VColumn"})
 COSTLY = CALLS | _LOADS | {"String8", "Integer", "Concat"}
@@ -94,7 +94,7 @@ class Lengths:
     in_worker: int = 0  # the longest value in a worker thread; 0 for any length
     has_patterns: bool = False  # whether it calls LIKE or GLOB
     culprits: str = ""  # the functions that limit ``in_worker``, as a text
-    mentions: int = 0  # how many long values it may make or copy before an interrupt, if that determines ``in_worker``
+    mentions: int = 0  # long values that it may make or copy before an interrupt, if they limit ``in_worker``; else 0
     is_brief: bool = False  # whether it ends within a moment regardless of the tables' content, and needs no watchdog
     # The lengths of text constants that may be patterns; None if they are not known.
     constants: tuple[int, ...] | None = None

@@ -290,12 +290,12 @@ class _Job:
         width = 0 if not access.object.startswith("t:") else 1 if table.key is None else len(table.key.columns)
         self._is_point = equal == width > 0 and not self._low and not self._high
         self._is_rowid = index is None
-        self._paired = self._pair()
+        self._paired = self._paired_source()
         self._plan, self._table, self._index = plan, table, index
         self._texts: dict[tuple[bool, bool], str] = {}
         self._only_column = self._single()
 
-    def _pair(self) -> int | None:
+    def _paired_source(self) -> int | None:
         """Return the one source whose columns make the key, so that each of its rows has one key; else None."""
         places = {need[0] for field in self._equal for need, _ in field.cells}
         if len(self._equal) < 2 or len(places) != 1:

@@ -17,7 +17,7 @@ from bedrockish.cli.layout import ASCII, COLUMN, MARKDOWN, Frame, lay_out
 from bedrockish.cli.layout import BOX as BOX_FRAME
 from bedrockish.cli.safe_text import UNSAFE, harmless, is_terminal, visible, write
 from bedrockish.sqltext import literals
-from bedrockish.sqltext.literals import literal_of_blob
+from bedrockish.sqltext.literals import literal_in_hex
 from bedrockish_journal.model.plain_names import quote
 
 BOX, TABLE, COLUMNS, MARKS = "box", "table", "column", "markdown"
@@ -63,7 +63,7 @@ def show(value: Any) -> str:
 
 def literal(value: Any) -> str:
     """Return a value as a literal of SQL that SQLite reads as the same value, without characters for terminals."""
-    return literal_of_blob(value) if isinstance(value, str) and UNSAFE.search(value) else literals.literal(value)
+    return literal_in_hex(value) if isinstance(value, str) and UNSAFE.search(value) else literals.literal(value)
 
 
 def name(text: str) -> str:

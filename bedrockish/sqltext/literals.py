@@ -23,12 +23,12 @@ def literal(value: Value) -> str:
         case float():
             return repr(value) if math.isfinite(value) else "9.0e+999" if value > 0 else "-9.0e+999"
         case str() if "\0" in value:
-            return literal_of_blob(value)
+            return literal_in_hex(value)
         case str():
             return "'" + value.replace("'", "''") + "'"
     return str(value)
 
 
-def literal_of_blob(text: str) -> str:
+def literal_in_hex(text: str) -> str:
     """Return a literal of a text without any of its characters: the cast of a blob in hexadecimal digits."""
     return f"CAST(X'{text.encode().hex()}' AS TEXT)"

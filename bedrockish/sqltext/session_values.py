@@ -77,7 +77,7 @@ class SessionValues:
     def take_settings(self, sql: str) -> str:
         """Apply the settings with which a text begins, and return the remaining text.
 
-        If nothing remains, return a statement with the result of the settings.
+        If nothing remains, return a SELECT of the last queried setting; it has no row if none was queried.
         """
         found = first_setting(sql)
         if found is None:

@@ -16,7 +16,7 @@ import trio
 from bedrockish.common.machine_limits import why_refused
 from bedrockish.config.config import Config, warnings
 from bedrockish.engine.engine import Engine, Founding, Limits
-from bedrockish.engine.sqlite.errors import NO_ROOM, beginning
+from bedrockish.engine.sqlite.errors import NO_ROOM, essential_reads
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import (
@@ -201,13 +201,13 @@ async def _run(
         budget_s=config.limits.loop_ms_max / 1000,
         memory=Memory(config.limits.memory_max, now=time.monotonic),
     )
-    with beginning(config.database):
+    with essential_reads(config.database):
         engine = Engine.open(config.database, founding=founding, limits=limits, prepare=plugins.prepare)
     warn_of_readers(config)
     try:
         if damage is not None:
             note_damage(engine, damage)
-        with beginning(config.database):
+        with essential_reads(config.database):
             runtime = Runtime(engine, config, plugins, credentials)
         runtime.counts["restarts"] = restarts
         calm_collector()

@@ -341,7 +341,7 @@ class Engine:
         leader, tick = entry.place
         assert tick == self.applied.get(leader, 0) + 1, f"{leader}{tick} follows {leader}{self.applied.get(leader, 0)}"
         assert entry.prev == self._heads.get(leader, GENESIS), f"{leader}{tick} does not continue its timeline"
-        self._journal.grows(entry.txid.clock)
+        self._journal.note_clock(entry.txid.clock)
         if self.entries.is_long(entry):
             self.pages.widen()
         write = partial(self.batch.write, self.entries.apply, entry, repeat, applied_ms)

@@ -458,7 +458,7 @@ class Interactive:
         self.inside = None
 
     def step_out(self, work: TransactionWork) -> None:
-        """Swap out a transaction whose next statement runs in a worker, because the writer will lack its changes."""
+        """Swap out a transaction whose next statement runs in a worker: the writer would lack that statement's rows."""
         if self.inside is work:
             self.leave()
 

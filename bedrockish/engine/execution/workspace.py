@@ -88,7 +88,7 @@ class Workspace:
     # -- in the loop -----------------------------------------------------------------------------------------------
 
     def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
-        """Take a snapshot of the file, which must hold everything that was applied, with no later clock.
+        """Take a snapshot of the file, which must hold all applied entries, with clocks up to ``applied_clock``.
 
         Raises:
             UnavailableError: the snapshot cannot be taken.

@@ -131,7 +131,7 @@ def disk_failure(error: BaseException) -> str:
 
 
 @contextmanager
-def beginning(path: object) -> Iterator[None]:
+def essential_reads(path: object) -> Iterator[None]:
     """Translate SQLite's error for a damaged file in a block that reads the data without which a node cannot start.
 
     Without these data, the node cannot even fetch a new copy of the file from another node.

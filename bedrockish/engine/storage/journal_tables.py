@@ -235,8 +235,8 @@ class Journal:
             self.forgotten_ms = pruning.forgotten_ms(self._db)
         return len(old)
 
-    def grows(self, clock: int) -> None:
-        """Prepare for an entry with this clock, which is about to be appended."""
+    def note_clock(self, clock: int) -> None:
+        """Record the clock of an entry that is about to be appended, and drop the cached absence of a command."""
         self._absent = ""
         self.applied_clock = max(self.applied_clock, clock)
 

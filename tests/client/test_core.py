@@ -251,6 +251,22 @@ def test_gracefully_stopped_nodes_do_not_count_as_lost() -> None:
     assert number not in w.finished
 
 
+def test_nodes_at_their_limit_of_clients_do_not_count_as_lost() -> None:
+    """They were told as crashed by the request, although a third node had room."""
+    w = wire()
+    number = w.call("INSERT INTO t VALUES (1)")
+    for _ in range(2):
+        w.open()
+        w.close(error=UnavailableError("B has 75 open files", reason="refused"))
+    w.open()
+    assert w.ports == [1, 2, 3]
+    assert number not in w.finished
+    assert isinstance(w.sent[-1][1], Execute)
+    w.close(error=UnavailableError("B has 75 open files", reason="refused"))
+    assert w.ports == [1, 2, 3]  # all nodes are full: the client dials again after a pause
+    assert number not in w.finished
+
+
 def test_client_leaves_an_unavailable_node_and_waits_for_its_other_calls() -> None:
     w = wire()
     first, second = w.call(), w.call()

@@ -24,6 +24,7 @@ from bedrockish.client.sansio.retry import (
     Verdict,
     has_text,
     is_graceful_stop,
+    is_refusal,
     judge,
     only_reads,
     out_of_time,
@@ -471,12 +472,16 @@ class ClientCore:
         if not link.is_open:
             self.route.failed(link.address, error, now)
             return
-        self.route.lost(error)
+        if is_refusal(error):
+            self.route.refused(link.address, error, now)
+        else:
+            self.route.lost(error)
         self._homes = {name: home for name, home in self._homes.items() if home.link != number}
         for lost in link.calls:
             call = self._calls[lost]
-            call.lost += not error.details.get(wire.UNTAKEN)
-            call.broken_links += not is_graceful_stop(error)
+            is_untaken = bool(error.details.get(wire.UNTAKEN)) or is_refusal(error)
+            call.lost += not is_untaken
+            call.broken_links += not (is_refusal(error) or is_graceful_stop(error))
             if call.broken_links >= BROKEN_LINKS_MAX and has_text(call.what):
                 if call.harmless or not isinstance(call.what, Request):
                     del self._calls[lost]

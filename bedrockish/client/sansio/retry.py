@@ -74,7 +74,7 @@ def judge(error: BedrockishError, *, lost: int, harmless: bool, shortened: bool 
     return Verdict.FINAL
 
 
-SHUTDOWN = str(Code.SHUTDOWN)
+SHUTDOWN, REFUSED = str(Code.SHUTDOWN), str(Code.REFUSED)
 
 
 def has_text(what: What) -> bool:
@@ -87,6 +87,11 @@ def has_text(what: What) -> bool:
 def is_graceful_stop(error: BedrockishError) -> bool:
     """Return whether a link ended because its node was stopped gracefully."""
     return error.details.get("reason") == SHUTDOWN
+
+
+def is_refusal(error: BedrockishError) -> bool:
+    """Return whether a node has closed a link at its limit of clients or files, before it took any call."""
+    return error.details.get("reason") == REFUSED
 
 
 def two_nodes_lost(last: BedrockishError) -> UnavailableError:

@@ -96,6 +96,12 @@ class Route:
         rounds, rest = divmod(self._failures, len(self.addresses))
         self.redial_at = now if rest else now + self._backoff.pause_s(rounds, self._draw)
 
+    def refused(self, address: Address, error: BedrockishError, now: float) -> None:
+        """Record that a node has closed an open link at its limit of clients; pause if every node is avoided now."""
+        self.failed(address, error, now)
+        if all(self._avoid_until.get(one, -math.inf) > now for one in self.addresses):
+            self.redial_at = now + self._backoff.pause_s(1, self._draw)
+
     def learn(self, found: Mapping[Address, bool], now: float) -> bool:
         """Add the members of the cluster, each with whether other nodes reach it; return whether one was new.
 

@@ -19,7 +19,7 @@ FOR_S_MAX = 366 * 86_400.0
 
 
 class AccessToken(NamedTuple):
-    """The content of a token."""
+    """The user whom a token names, and the time at which the token expires."""
 
     user: str
     until_ms: int  # when the token expires, in milliseconds since 1970

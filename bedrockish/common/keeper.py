@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Keeper(Generic[T]):
-    """The thread, which is started with the first object. It drops objects that are garbage-collected.
+    """A thread that maintains objects; the first object starts it. It drops objects that are garbage-collected.
 
     Args:
         every_s: the seconds between two rounds over all objects.

@@ -68,7 +68,7 @@ class LineLimit(logging.Filter):
 
 
 class _Lines(logging.Formatter):
-    """A line for people; a newline in a text does not begin another line."""
+    """Formats a line for people; a newline in a text does not begin another line."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -83,7 +83,7 @@ class _Lines(logging.Formatter):
 
 
 class _JsonLines(_Lines):
-    """A JSON object for each line."""
+    """Formats each line as a JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {

@@ -56,7 +56,7 @@ class _Known(NamedTuple):
 
 
 class LocalReads:
-    """The reads of one session. Threads may share it; a lock admits one read at a time.
+    """Runs one session's reads on the node's file. Threads may share it; a lock admits one read at a time.
 
     Args:
         database: the absolute path of the node's file.
@@ -238,7 +238,7 @@ class LocalReads:
     def read(
         self, statements: Sequence[tuple[str, Params]], level: str, token: Token, budget_s: float = _FOREVER
     ) -> tuple[list[Rows], Token] | None:
-        """Run statements that only read on one snapshot.
+        """Run statements, which only read, on one snapshot.
 
         Return the results, and the session's token after them; None if the session must send the statements to the
         node.

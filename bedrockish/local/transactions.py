@@ -32,7 +32,7 @@ BeginWith = Callable[
 
 
 class LocalTransactions:
-    """The open transactions of one session of a program.
+    """Begins, keeps and ends the open transactions of one session of a program.
 
     Args:
         reads: the session's reads, which hold the file and its page.

@@ -122,7 +122,7 @@ def raise_node_needed() -> int:
 
 
 class WorkspacePool:
-    """The workspaces of one session; idle ones are kept for its next transactions.
+    """Lends workspaces to the transactions of one session; idle ones are kept for its next transactions.
 
     Args:
         reads: the session's reads, which hold the file and its page.

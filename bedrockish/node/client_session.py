@@ -92,7 +92,7 @@ async def serve_client(
                 nursery.start_soon(session.watch_stay)
             closed = await link.wait_closed()
             logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
-            # Otherwise the nursery would wait for a long statement, whose transaction holds its row locks so long.
+            # Otherwise the nursery would wait for a long statement, and its transaction would keep its row locks.
             node.transactions.interrupt_owner(link)
     finally:
         session.end()

@@ -28,7 +28,7 @@ LOOKS = 2  # so many checks in a row have to find a condition false
 
 
 class Departure:
-    """The orderly end of one node's process."""
+    """Ends one node's process after its requests are answered."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()  # the scope in which the node runs; its cancellation ends the node

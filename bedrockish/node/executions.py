@@ -68,7 +68,7 @@ class Serving(Protocol):
 
 
 class Executions:
-    """The handler of one node's Execute effects."""
+    """Executes the requests for which the core emits Execute."""
 
     def __init__(self, node: Serving, groups: GroupTimer) -> None:
         self._node, self._groups = node, groups

@@ -7,7 +7,7 @@ from bedrockish.engine.engine import Engine
 
 
 class OwnValues:
-    """The writer of a node's own values.
+    """Writes a node's own values, at once or when no thread has the writer.
 
     Args:
         ring: begins a turn, in which ``save`` is called.

@@ -28,7 +28,7 @@ PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # messages that need not wai
 
 
 class PeerOutput:
-    """The output of one node to its peers."""
+    """Sends one node's messages to its peers, and has the facts for each HELLO."""
 
     def __init__(self, core: Node, engine: Engine, gate: DurabilityGate, plugins: Plugins) -> None:
         self._core, self._engine, self._gate = core, engine, gate

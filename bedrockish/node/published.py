@@ -22,7 +22,7 @@ PAGE_MODE, SOCKET_MODE = 0o600, 0o600  # the file's owner alone
 
 
 class Publisher:
-    """The writer of one node's page."""
+    """Writes one node's mode and heartbeat to its page, and makes its socket."""
 
     def __init__(self, engine: Engine, state: State) -> None:
         self._engine, self._state = engine, state

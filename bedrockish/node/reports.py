@@ -46,14 +46,14 @@ class Parts(Protocol):
 
 
 class Reports:
-    """The reports of one node."""
+    """Makes one node's status, and answers the orders for its statements and open transactions."""
 
     def __init__(self, node: Parts, credentials: Credentials | None) -> None:
         self._node, self._credentials = node, credentials
         self._started = node.clock().wall_ms / 1000
         self._troubles = Troubles()
         self.latency = Histogram()  # the times from requests to their answers
-        # The slow statements, and the counts of all statements.
+        # Counts all statements, and logs the slow ones.
         self.statements = StatementStatistics(node.config.log.slow_ms / 1000)
         node.transactions.on_ran = self.statements.note
         orders, transactions = node.upkeep.orders, node.transactions

@@ -9,7 +9,7 @@ from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import ForbiddenError
 from bedrockish_journal.model.membership import ADMIN, READER
 
-UPKEEP_OF_READERS = frozenset({"transactions", "statements", "digest", "anchor"})  # they show data, and change nothing
+UPKEEP_OF_READERS = frozenset({"transactions", "statements", "digest", "anchor"})  # orders that only show data
 
 
 def check_call(access: Access, call: Call, user: str) -> None:

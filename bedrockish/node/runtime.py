@@ -348,7 +348,7 @@ class Runtime:
         self._loop.ring()
 
     async def run(self) -> None:
-        """Step until cancelled.
+        """Run the loop and the background tasks until cancelled.
 
         Raises:
             DamagedError: this node must stop.

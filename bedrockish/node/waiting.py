@@ -38,7 +38,7 @@ RETRY_S = 5.0  # before a port is tried again
 
 
 class WaitingNode:
-    """The answers of a node that waits."""
+    """Answers clients and peers of a node that waits, with the reason."""
 
     def __init__(self, config: Config, room: Room) -> None:
         self._config, self._room, self._since = config, room, time.monotonic()

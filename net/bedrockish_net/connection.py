@@ -22,7 +22,7 @@ _DATA = int(Kind.DATA)
 
 
 class State(Enum):
-    """The state of one end."""
+    """The state of one end, which decides the events that the end may send."""
 
     HELLO = auto()
     """The end has not sent HELLO."""

@@ -19,7 +19,7 @@ CLIENTS_PER_ADDRESS_MAX = 1_000
 
 
 class ConnectionLimits:
-    """The strangers and clients of one node, and the callers that it is admitting."""
+    """Counts the strangers and clients of one node, and refuses or disconnects those above the limits."""
 
     def __init__(
         self,

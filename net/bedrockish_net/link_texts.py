@@ -1,4 +1,4 @@
-"""Sizes of reads and texts of errors for links with and without an event loop. The module is pure, so that a program
+"""Sizes of reads and error texts that links with and without an event loop share. The module is pure, so that a program
 whose threads wait for their own sockets imports no event loop.
 """
 

@@ -179,7 +179,7 @@ class Mesh:
         return {node: peer.address for node, peer in self._peers.items()}
 
     def send_many(self, node: str, payloads: Iterable[bytes], *, bulk: bool = False) -> bool:
-        """Queue messages to a peer that are sent together, or, if they are ``bulk``, after all others.
+        """Queue messages to a peer, to be sent together; ``bulk`` messages are sent after all others.
 
         Return whether a link to the peer is open. Even then the link may break before the messages arrive.
 

@@ -393,8 +393,8 @@ class Link:
     async def _receive(self, most: int) -> bytes:
         """Return the next bytes, up to ``most``; empty at the end of the stream.
 
-        The socket is read only when it is readable; an attempt before that, as the stream makes it, nearly always
-        fails.
+        The socket is read only when it is readable. A read by the stream would first try without waiting, which nearly
+        always fails.
         """
         if self._fd < 0:
             return bytes(await self.stream.receive_some(most))

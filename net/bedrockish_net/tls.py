@@ -27,7 +27,7 @@ def dial_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
     """Return the context for links that we dial.
 
     Args:
-        ca: path of a PEM file with the certificates that sign the cluster's.
+        ca: path of a PEM file with the certificates that sign the cluster's certificates.
         cert: path of a PEM file with our certificate and the intermediate certificates up to ``ca``.
         key: path of a PEM file with its private key, without a password.
 

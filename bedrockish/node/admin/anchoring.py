@@ -19,7 +19,7 @@ WALL_MS_MAX = 300_000  # how far the time in a statement may differ from this no
 
 
 class Anchoring:
-    """One node's part in anchoring.
+    """Confirms statements of journals' heads that agree with one node's journal.
 
     Args:
         wall_ms: the machine's time in milliseconds since 1970.

@@ -93,7 +93,7 @@ class Bound:
 
 
 class Upkeep:
-    """The upkeep of one node."""
+    """Performs operators' orders at one node, and keeps its journal and its file short."""
 
     def __init__(
         self,

@@ -156,7 +156,7 @@ def _end_of(path: str) -> float:
 
 
 class Gate:
-    """The admission of clients."""
+    """Decides which clients a node admits, by their certificates, passwords and tokens."""
 
     def __init__(
         self,

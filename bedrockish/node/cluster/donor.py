@@ -53,7 +53,7 @@ class Copy:
 
 
 class Donor:
-    """The server of data for new nodes.
+    """Gives new nodes the facts about the cluster, and copies of this node's file.
 
     Args:
         database: path of the file; copies are made next to it.
@@ -85,7 +85,7 @@ class Donor:
         return told
 
     async def copy(self) -> Copy:
-        """Make a copy of the present file.
+        """Make a copy of the node's file as it is now, and lend it to the caller.
 
         Raises:
             UnavailableError: another client is using a copy, this node is not a good source, or has no room for one.

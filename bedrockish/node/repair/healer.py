@@ -53,7 +53,7 @@ class RestartError(Exception):
 
 
 class Healer:
-    """The repairer of one node."""
+    """Finds out what is damaged at one node, and fills its file again."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class IndexScrubber:
-    """The scrub of indexes at one node.
+    """Looks one node's rows up in the indexes of their tables, in the background.
 
     Args:
         core: knows whether the node reads.

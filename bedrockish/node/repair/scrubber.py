@@ -83,7 +83,7 @@ class Pace:
 
 
 class Scrubber:
-    """The scrub of one node, and the node's answers to the scrubs of other nodes."""
+    """Compares one node's tables with those of other nodes, and answers the comparisons of others."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Scrubber:
     # -- answering -------------------------------------------------------------------------------------------------
 
     async def digest(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``digest``.
+        """Answer the order ``digest``: return the digest of this node's rows in a range.
 
         Raises:
             UsageError: the order does not name a valid range.

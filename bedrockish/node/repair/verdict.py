@@ -59,7 +59,7 @@ def judge(
     # reports the outcome, the entry may be undecided.
     leads: bool = False,
 ) -> Verdict:
-    """Return the verdict."""
+    """Return the verdict on this node's tables, and on the entry that it could not apply."""
     if agrees is False:
         return Verdict(Ruling.ALONE, f"the tables of this node alone are damaged: {agree_why}")
     if not entry:

@@ -19,7 +19,7 @@ from bedrockish.node.scheduling.durability import Durable
 
 
 class Assembler:
-    """The handler of the effect ``Assemble``."""
+    """Assembles messages from saved pieces, for the effect ``Assemble``."""
 
     def __init__(
         self,

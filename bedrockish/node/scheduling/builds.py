@@ -27,7 +27,7 @@ UNSYNCED_BYTES = 1 << 20  # bytes that are written between two waits for the dis
 
 
 class Builds:
-    """The builds of one node: one at a time, because at most one change is scheduled.
+    """Builds the indexes of scheduled changes: one at a time, because at most one change is scheduled.
 
     Args:
         state: knows which change is scheduled.
@@ -102,7 +102,7 @@ class Builds:
                 continue
             if self._engine.builds.current is not build:
                 return
-            # The sleep is as long as the slice's processor time: after waits for a processor, more would not help.
+            # Processor time, without waits for a processor, which would only lengthen the sleep.
             began = time.thread_time()
             self._engine.builds.advance()
             took_s = time.thread_time() - began

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one node."""
+    """Runs checkpoints in a thread, one at a time."""
 
     def __init__(self, engine: Engine, faults: Faults) -> None:
         self._engine, self._faults = engine, faults

@@ -65,7 +65,7 @@ class Serving(Protocol):
 
 
 class DirectReads:
-    """The direct reads of one node.
+    """Answers short reads of one node's clients in the reading task, without the core.
 
     Args:
         start: runs a task until the node ends.
@@ -82,7 +82,7 @@ class DirectReads:
         # The token of answers from the open batch, after the snapshot and the vector for which it was made.
         self._open_token: tuple[Pin | None, dict[str, int], Token] = (None, {}, Token())
         self._is_in_use = False  # whether a read has used the snapshot
-        self._is_learning = False  # whether a thread has the connection
+        self._is_learning = False  # whether a thread reads the schema by the connection
         self._texts: dict[str, bool] = {}
 
     def begin_turn(self) -> None:

@@ -15,7 +15,7 @@ LINGER_S = 0.02  # how long a batch without waiters stays open, so that later wr
 
 
 class BatchStage(Enum):
-    """The stages between two commits of a batch."""
+    """The stages of a gate, from a batch's first write to the end of its sync."""
 
     GATHERING = "the open batch takes writes, and no sync runs"
     LINGERING = "the open batch has writes on which no answer waits: a vote or an answer may come and share its sync"
@@ -43,14 +43,14 @@ class Output(Protocol):
         """Record that a batch was committed, and that its sync is under way or over."""
 
     def release(self, kept: Kept) -> None:
-        """Send output."""
+        """Send output, whose batches are durable."""
 
     def synced(self, batches: int) -> None:
         """Record that all batches up to this one are durable."""
 
 
 class DurabilityGate:
-    """The gate of one node.
+    """Keeps one node's output until the batches that it depends on are durable.
 
     Args:
         node: writes into the open batch, and has output.
@@ -112,7 +112,7 @@ class DurabilityGate:
         kept, self.kept = self.kept, Kept()
         self._closed = kept
         wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
-        if self._boundary.actions and not engine.batch.is_dirty:  # a dirty batch: the file lacks applied entries
+        if self._boundary.actions and not engine.batch.is_dirty:  # if it is dirty, the file lacks applied entries
             self._boundary.reach()
         if wrote:
             self._sync(kept)

@@ -39,7 +39,7 @@ class Read(NamedTuple):
 
 
 class EntrySender:
-    """The handler of the effects ``SendEntries`` and ``SendOutcome``."""
+    """Sends peers entries and outcomes, for the effects ``SendEntries`` and ``SendOutcome``."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EntrySender:
         self._asked: dict[str, deque[SendEntries]] = {}  # peer -> its requests; the first is under way
 
     def send_outcome(self, peer: str, txid: Txid) -> None:
-        """Send a peer a transaction's outcome, and its place if the journal has it; send nothing if that is unclear."""
+        """Send a peer a transaction's outcome, and its place if the journal has it; nothing if it cannot tell."""
         places = self._engine.journal.places(txid)
         leader, tick = places[0] if places else ("", 0)
         if places or txid > self._engine.journal.horizon:  # up to the horizon, its entry may have been removed

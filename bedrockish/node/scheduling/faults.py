@@ -31,7 +31,7 @@ PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before a background task that failed beg
 
 
 class Faults:
-    """The unexpected exceptions of one node.
+    """Logs and counts unexpected exceptions, and turns each into the error to answer with.
 
     Args:
         counts: counts the exceptions under ``internal_errors``, and failures of the disk under ``disk_errors``.

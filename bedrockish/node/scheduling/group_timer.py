@@ -14,9 +14,9 @@ class GroupTimer:
 
     Clients that were answered together write again nearly together. If the first write were executed as soon as it
     arrives, it would have a round of votes to itself, and the writes of a moment later would share the next round: the
-    cluster would have twice the work for the same commits. So the node waits for as many writes as it has just answered
-    and as wait already. It learns how many writes to expect: one more than the last time if all expected writes
-    arrived; otherwise the number that arrived.
+    cluster would have twice the work for the same commits. So the node waits for as many writes as it has just
+    answered, plus those that wait already. It learns how many writes to expect: one more than the last time if all
+    expected writes arrived; otherwise the number that arrived.
 
     Args:
         commit_s: returns the recent time of a commit, in seconds.

@@ -31,13 +31,13 @@ Asked = tuple[object, Submitted]  # the owner of a request, and the request
 
 
 class ServingBeside(Serving, Protocol):
-    """The parts of a node that these reads use."""
+    """The parts of a node that ``ReadsBeside`` uses."""
 
     waiters: Waiters
 
 
 class ReadsBeside:
-    """The reader of clients' requests while the writer is away.
+    """Answers clients' reads while a thread has the writer.
 
     Args:
         asked: the queue of the requests; a request that has to wait for the writer goes back into it.

@@ -40,7 +40,7 @@ class Verdict:
 
 
 class RowComparison:
-    """The handler of the core's ``compare_rows``, for transactions that are larger than ``LONG_BYTES``."""
+    """Compares before-images for the core's ``compare_rows``, for transactions larger than ``LONG_BYTES``."""
 
     def __init__(
         self,

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Boundary:
-    """The actions to run at the next boundary."""
+    """Runs actions at the next boundary."""
 
     def __init__(self) -> None:
-        # The actions. If there are any, the open batch is not kept open any longer.
+        # The actions. While there are any, the gate lets no open batch linger.
         self.actions: list[Callable[[], None]] = []
 
     def call(self, action: Callable[[], None]) -> None:
@@ -61,7 +61,7 @@ class Boundary:
         durable: Durable,  # see ``begin``
         *,
         is_open: bool,  # see ``begin``
-        drop: Callable[[T], object] = lambda _: None,  # drops a result
+        drop: Callable[[T], object] = lambda _: None,  # called with a result that the caller does not get
     ) -> T:
         """Return the result of an action on committed rows, when these rows are durable.
 
@@ -105,7 +105,7 @@ class Boundary:
 
 
 class Snapshots:
-    """Takes snapshots.
+    """Takes durable snapshots of all that is applied.
 
     Args:
         readers: the connections that hold snapshots.

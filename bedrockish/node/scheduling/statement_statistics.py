@@ -88,7 +88,7 @@ class StatementStatistics:
     def note_answer(
         self, request: Request, answer: Answer | BedrockishError | None, took_s: float, *, asked: bool
     ) -> None:
-        """Count a request by its answer.
+        """Count a request, with the facts that its answer shows.
 
         Args:
             request: the request; a change of the members is not a statement.

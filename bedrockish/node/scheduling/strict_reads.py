@@ -2,7 +2,7 @@
 
 The reads are executed first, on the state of ``DirectReads``, and their answers are kept. Then the core asks a majority
 whether any transaction outside that state is committed or pending. If none is, each answer was valid when the question
-was asked, which is after its read had arrived, and the answers leave. No read sets are derived, and the core keeps no
+was asked. That was after its read had arrived, so the answers leave. No read sets are derived, and the core keeps no
 record of the reads.
 
 Reads that arrive while a question is under way wait for the next question: a commit may have been acknowledged since
@@ -55,7 +55,7 @@ class Serving(Protocol):
 
 
 class StrictReads:
-    """The short strict reads of one node."""
+    """Answers short strict reads of one node's clients, many by one question to a majority."""
 
     def __init__(self, node: Serving, direct: DirectReads) -> None:
         self._node, self._direct = node, direct

@@ -16,7 +16,7 @@ HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, becaus
 
 
 class Waiters:
-    """The waiters of one node."""
+    """Keeps the requests of one node that wait for answers, and delivers the answers."""
 
     def __init__(
         self,

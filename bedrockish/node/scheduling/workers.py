@@ -110,7 +110,7 @@ def leaving() -> UnavailableError:
 
 
 class WorkerPool:
-    """The jobs that run in background workers at one node.
+    """Runs jobs in the background workers of one node.
 
     Why so large: A job is in the queue, among the running jobs and among the jobs with a waiter, and its end needs all
     three.

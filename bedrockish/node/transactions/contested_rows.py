@@ -6,7 +6,7 @@ from bedrockish_journal.model.access_set import AccessSet
 
 
 class ContestedRows(Others):
-    """Answers from the state of the core."""
+    """Tells ``skip_locked()``, by the state of the core, which keys other transactions write."""
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -52,7 +52,7 @@ ENDED_MAX = 1_000  # ended streams whose error is kept for a later step of the c
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """An open stream."""
+    """A streamed result, with the snapshot that it reads."""
 
     name: str  # the id of its command
     owner: object  # the link, or another object, that it belongs to
@@ -70,7 +70,7 @@ class Stream:
 
 
 class Streams:
-    """The streams that are open at one node."""
+    """Opens, reads and ends the streams of one node's clients."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ DRAFTS_MAX = 4  # a copy may take much memory
 
 
 class SchemaTransactions:
-    """The open transactions of one node that change the schema."""
+    """Runs the open transactions of one node that change the schema."""
 
     def __init__(self, lending: Lending) -> None:
         self._lending = lending

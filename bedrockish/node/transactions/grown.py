@@ -36,7 +36,7 @@ class GrownTransaction(OverlayTransaction):
 
 
 class GrownTransactions:
-    """The open transactions of one node that have moved to workspaces."""
+    """Moves open transactions of many rows to workspaces, and runs them there."""
 
     def __init__(self, lending: Lending, core: Node, workers: WorkerPool) -> None:
         self._lending, self._core, self._workers = lending, core, workers

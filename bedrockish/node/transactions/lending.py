@@ -32,7 +32,7 @@ class Beginning(TransactionWorkspace, Protocol):
 
 
 class Lending:
-    """The loop's part in transactions that have a workspace.
+    """Begins the workspaces of open transactions, and lends them to threads, which run the steps.
 
     Args:
         interactive: the code shared with other open transactions.

@@ -88,12 +88,12 @@ SHOWN_MAX, TOLD_MAX = 200, 50  # characters of a statement, and transactions, in
 USED_S = 1.0  # a transaction counts as used for this time after its last step
 ENDED_MAX = 1_000  # ended transactions whose error is kept for a later step of the client
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before the loop runs other tasks
-AGAIN_S = 0.005  # a quicker read is repeated on a newer snapshot if its rows were written after the older one
+AGAIN_S = 0.005  # a read that took less is repeated on a newer snapshot if later commits have written its rows
 REDO_S = 5e-6  # seconds to write one changed row again; a turn is at least as long as this takes for all rows
 
 
 class Transactions:
-    """The transactions that are open at one node.
+    """Begins, runs and ends the open transactions of one node's clients.
 
     Why so large: It wires the parts of open transactions, which are most of the attributes.
     """
@@ -217,7 +217,7 @@ class Transactions:
     # -- the interface for clients -----------------------------------------------------------------------------------
 
     async def handle(self, owner: object, op: str, request: Request) -> Answer:
-        """Do one operation of a client.
+        """Do one operation of a client on a transaction or a streamed result.
 
         Args:
             op: ``begin``, ``statements``, ``commit``, ``rollback`` or ``settle``; or one of a streamed result.

@@ -20,7 +20,7 @@ OPEN_PARTS = 2  # all open transactions may take memory_max divided by this numb
 
 @dataclass(slots=True, eq=False)
 class OpenTransaction:
-    """An open transaction."""
+    """The state of an open transaction, from BEGIN to its end."""
 
     request: Request  # its BEGIN
     owner: object  # the link that it belongs to

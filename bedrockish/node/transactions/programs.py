@@ -74,7 +74,7 @@ class Voters:
         self._told = trio.Event()
 
     async def reach(self) -> Client:
-        """Return the session.
+        """Return the session, when it is open.
 
         Raises:
             UnavailableError: no voter can be reached.
@@ -96,7 +96,7 @@ class Voters:
 
 
 class Programs:
-    """A node's work for the programs that have its file open."""
+    """Commits transactions that programs have executed on a node's file, and leases ids to the programs."""
 
     def __init__(
         self, engine: Engine, core: Node, submit: Submit, submission: Submissions, durable: Durable, ids: Ids

@@ -48,7 +48,7 @@ class _Held:
 
 
 class TemporaryObjects:
-    """The TEMP objects of all sessions at one node."""
+    """Keeps the TEMP objects of sessions, and runs their transactions there."""
 
     def __init__(self, lending: Lending, workers: WorkerPool, bounds: Bounds) -> None:
         self._lending, self._workers, self._bounds = lending, workers, bounds

@@ -60,7 +60,7 @@ def checked_read(tx: OpenTransaction, prepared: Prepared) -> Prepared:
 
 
 class Visibility:
-    """The answers of open transactions at one node, and the snapshots that these rest on."""
+    """Decides which commits open transactions see, and waits for those that their answers reveal."""
 
     def __init__(
         self,

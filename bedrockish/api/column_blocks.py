@@ -164,7 +164,7 @@ def _rows(block: object, width: int) -> Iterator[Row]:
 
 
 def _values(column: object, number: int) -> Sequence[Any]:
-    """Return the values of a decoded column, after checking that there are ``number``."""
+    """Return the values of a decoded column, after checking that it has ``number`` of them."""
     if type(column) is str:
         if column.count(_SEPARATOR) != number - 1:
             raise ValueError(f"a column of texts should have {number}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bedrockish.errors import BedrockishError, ForbiddenError, SqlError, UnsupportedError, UsageError
 from bedrockish.sqltext.normalised import normalised
 
-TOGETHER_MAX = 5  # statements of one request that are shown
+TOGETHER_MAX = 5  # the most statements of one request that are shown
 COMMIT = "COMMIT"
 
 

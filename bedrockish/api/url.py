@@ -133,15 +133,15 @@ def hide_password(url: str) -> str:
     if not separator:
         scheme, rest = "", scheme
     before, mark, query = rest.partition("?")
-    if _is_login(before, query):
+    if _is_in_password(before, query):
         before, mark, query = rest, "", ""
     login, at, hosts = before.rpartition("@")
     user, colon, _ = login.partition(":")
     return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{hosts}{mark}{query}"
 
 
-def _is_login(before: str, query: str) -> bool:
-    """Return whether a ``?`` stands in a password: no ``@`` is before it, and ``name:`` is, without a port."""
+def _is_in_password(before: str, query: str) -> bool:
+    """Return whether the ``?`` of a URL is in a password: an ``@`` follows, and ``before`` names a user, not an address."""
     _, colon, port = before.rpartition(":")
     is_address = not colon or before.startswith("[") or port.rstrip("/").isdecimal()
     return "@" in query and "@" not in before and not is_address
@@ -160,7 +160,7 @@ def parse_url(url: str) -> Target:
     before, _, query = rest.partition("?")
     hosts, slash, tail = before.partition("/")
     login, at, hosts = hosts.rpartition("@")
-    if "@" in tail or _is_login(before, query):
+    if "@" in tail or _is_in_password(before, query):
         raise ConfigError(BARE)
     pairs = _pairs(shown, query)
     if tail and not hosts:  # a path as in SQLAlchemy: after three slashes a relative, after four an absolute one
@@ -201,7 +201,7 @@ def _pairs(url: str, query: str) -> list[tuple[str, str]]:
     try:
         return parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError as error:
-        if "@" in query:  # a part of a password, which no text shows
+        if "@" in query:  # so the query is a part of a password, which no error may show
             raise ConfigError(BARE) from None
         raise ConfigError(f"{url!r}: {query!r} is not a list of options; write read=session&timeout=10") from error
 

@@ -68,7 +68,7 @@ class Connection:
 
     def __init__(self, client: SocketClient, *, is_lent: bool = False) -> None:
         self._client = client
-        self._current: BlockingTransaction | None = None  # begun by BEGIN
+        self._current: BlockingTransaction | None = None  # the transaction that the statement BEGIN has opened
         # Closes the client at the end of the program, too; a pool closes its lent clients itself.
         self._finalizer = weakref.finalize(self, _keep_open if is_lent else client._close)
         self.closed = False

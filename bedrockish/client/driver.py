@@ -84,7 +84,7 @@ class Driver(Calls):
         await trio.lowlevel.wait_task_rescheduled(stop_waiting)
 
     def _cancel(self, number: int) -> None:
-        """Forget a call."""
+        """Forget a call whose task no longer waits."""
         del self._waiting[number]
         self._outcomes.pop(number, None)
         self._perform(self._core.cancel(number, trio.current_time()))

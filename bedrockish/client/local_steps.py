@@ -52,9 +52,9 @@ from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
 APART = "the node keeps them, and does not have this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
-BACK_S = 1.0  # between two attempts to return to the node of the file
-LACKS = ("no such function", "no such collation")  # beginnings of errors about functions and collations of the program
-OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # raised also on its closing: see ``call``
+BACK_S = 1.0  # pause between two attempts to return to the node of the file
+LACKS = ("no such function", "no such collation")  # a node's errors about the program's functions begin so
+OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # raised, too, if a thread has closed the file
 TOGETHER = 100  # statements repeated at the node in one round trip
 
 

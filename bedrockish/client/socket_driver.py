@@ -77,7 +77,7 @@ class SocketDriver(Calls):
         self._lock = threading.RLock()  # guards all fields below
         self._reset_if_interrupted = _ResetIfInterrupted(self._reset)
         self._links: dict[int, SocketLink] = {}
-        self._dials: deque[Dial] = deque()  # the first one may be in progress, without the lock
+        self._dials: deque[Dial] = deque()  # a thread without the lock may be busy with the first one
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
         self._waiting: dict[int, threading.Lock | None] = {}  # calls, each with the lock that wakes its thread
         self._learning: int | None = None  # the call that asks for the members of the cluster
@@ -202,7 +202,7 @@ class SocketDriver(Calls):
             waker.release()
 
     def _cancel(self, number: int) -> None:
-        """Forget a call."""
+        """Forget a call whose thread no longer waits."""
         with self._lock, self._reset_if_interrupted:
             self._waiting.pop(number, None)
             self._outcomes.pop(number, None)

@@ -89,7 +89,7 @@ class Cursor:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Refuse the use of this cursor by code that it calls itself (an adapter, a generator of parameters)."""
+        """Refuse the use of this cursor by code that the cursor is calling (an adapter, a generator of parameters)."""
         self._check()
         self._is_busy = True
         try:

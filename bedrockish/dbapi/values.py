@@ -241,11 +241,11 @@ def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
     kind = type(params)
     if (kind is tuple or kind is list) and are_plain(params):  # the usual case
         return list(params)
-    if hasattr(params, "__missing__") and isinstance(params, Mapping):  # it may have values for names not listed
+    if hasattr(params, "__missing__") and isinstance(params, Mapping):  # values may exist for unlisted names
         try:
             names = {token.text[1:] for token in tokens(sql) if token.kind == "param" and token.text[0] != "?"}
         except NotTokensError:
-            names = set()  # SQLite will raise the error
+            names = set()  # the SQL has a mistake, about which SQLite will raise the error
         return {name: stored(params[name]) for name in names}
     if isinstance(params, Mapping):
         return {str(name): stored(value) for name, value in params.items()}

@@ -222,7 +222,7 @@ def copy(run: Run, target: sqlite3.Connection) -> None:
             target.execute(sql)
             names = [quoted(name) for name in columns_of(run, name, sql)]
             rowid = None if is_virtual(sql) else rowid_of(run, name)
-            names += [rowid] if rowid is not None else []  # programs may refer to rows by it
+            names += [rowid] if rowid is not None else []  # other tables may refer to rows by it
             columns, marks = ", ".join(names), ", ".join("?" for _ in names)
             insert = f"INSERT INTO {quoted(name)}({columns}) VALUES ({marks})"
             target.executemany(insert, rows_of(run, name, columns))

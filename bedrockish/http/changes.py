@@ -42,7 +42,7 @@ from bedrockish_journal.feed.json_form import as_data
 LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 PAGE_ROWS = 100
 POLL_S = 0.05
-WAIT_S_MAX = 300  # the longest wait of a long poll; a proxy in between gives up earlier
+WAIT_S_MAX = 300  # the longest wait of a long poll; a proxy would end a longer one
 IN_THREAD_VALUES = 2_000  # a transaction with at least so many values is written by a thread, as it takes milliseconds
 ALIVE_S = 10.0  # how often a waiting reader is sent its cursor, which shows that the node is alive
 OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
@@ -205,7 +205,7 @@ class _Reader:
                 for one in page:
                     found = True
                     line = await self._transaction(one)
-                    memory.hold(self, len(line))  # until the reader has read it
+                    memory.hold(self, len(line))  # counted until the reader has read the line
                     yield line
                     memory.hold(self, -len(line))
                     self._left -= 1
@@ -235,7 +235,7 @@ class _Reader:
         return await trio.to_thread.run_sync(lambda: self._line(as_data(one), str(one.cursor)))
 
     def _cursor_line(self, sent: Cursor | None = None) -> bytes:
-        """Return a line with the reader's cursor: ``sent``, or the end of all pages read, past omitted changes."""
+        """Return a line with the reader's cursor: ``sent``, or the end of all pages read, omitted changes included."""
         place = sent or self._feed.cursor
         cursor = str(place) if place.clock else ""
         return self._line({"cursor": cursor, "safe": self._feed.safe}, cursor, "place")

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 64 << 10
 IDLE_S = 75.0  # seconds that a caller has for a whole head, and for each part of a body
-BODY_BYTES_S = 16 << 10  # a body must arrive within IDLE_S, and one second more for each so many bytes
+BODY_BYTES_S = 16 << 10  # a body must arrive within IDLE_S, and one second more for every so many bytes
 LOOK_S = 1.0
 FAREWELL_S, FAREWELL_READS = 1.0, 64
 SAFETY = {  # on every reply: other sites cannot embed or read it, and browsers do not guess its type

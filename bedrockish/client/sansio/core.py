@@ -83,7 +83,7 @@ class _Call:
     what: What
     started: float
     deadline: float
-    link: int | None = None  # the link on which it was sent; None while it is unsent
+    link: int | None = None  # the link on which the call was sent; None while the call is unsent
     lost: int = 0  # attempts that were sent and never answered
     broken_links: int = 0  # links that broke under the call, not by a graceful stop of their node
     # Why the last link broke, if the call may crash nodes and is therefore settled instead of sent again.
@@ -108,7 +108,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _BoundLink:
-    """The link on which a transaction or a streamed result is open, which ends with the link."""
+    """The link on which a transaction or a streamed result is open, and with which the transaction or result ends."""
 
     link: int
     what: wire.Step  # the step that opened it
@@ -403,7 +403,7 @@ class ClientCore:
                 self._retry(reply.id, call, now)
             case Verdict.AGAIN:
                 self._retry(reply.id, call, now)
-                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # for the same node again
+                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # a pause: the same node is asked
             case unknown:
                 assert_never(unknown)
 
@@ -621,7 +621,7 @@ class ClientCore:
             waits_for_link = call.link is None and self.route.unreachable_since is not None
             if now < call.deadline and not waits_for_link:
                 continue
-            certain = not call.lost or call.harmless  # its outcome is known
+            certain = not call.lost or call.harmless  # no lost attempt can have changed anything
             hopeless = waits_for_link and certain and now >= self.route.hopeless_at(call.started)
             if now < call.deadline and not hopeless:
                 continue

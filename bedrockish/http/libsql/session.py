@@ -207,7 +207,7 @@ class Session:
     async def _types(self, sql: str) -> list[str | None]:
         """Return the declared types of a result's columns; empty where they are unknown."""
         if self._open is None and self._temporary.name:
-            return []  # the node does not see TEMP tables here, and other tables may have their names
+            return []  # the node would not see TEMP tables, but other tables with their names
         if not (self._changes_schema or self._temporary.name):
             return await self._declared.of(sql, self.user)
         try:
@@ -546,7 +546,7 @@ def whole_transaction(steps: Sequence[Step]) -> range | None:
     if commit != last and not _means(steps[last].condition, {"type": "not", "cond": _succeeded(commit)}):
         return None
     if any(control.parse_control(step.statement.sql) for step in steps[1:commit]):
-        return None  # savepoints are for open transactions
+        return None  # a batch with savepoints runs as an open transaction
     follows = all(_means(steps[place].condition, _succeeded(place - 1)) for place in range(1, commit + 1))
     return range(1, commit) if follows else None
 

@@ -488,7 +488,7 @@ SHOWN_BITS_MAX = 256  # an integer of more bits is not written out in an error
 
 
 def check_command(command: object) -> str:
-    """Return the id of a command.
+    """Return the id of a command, after checking it.
 
     Raises:
         UsageError: it is not a text, or is empty or too long.
@@ -511,7 +511,7 @@ def check_modes(read: object, isolation: object = SERIALIZABLE) -> None:
 
 
 def check_timeout(value: object) -> float:
-    """Return a timeout in seconds.
+    """Return a timeout in seconds, after checking it.
 
     Raises:
         UsageError: the value is not a positive number.

@@ -9,7 +9,7 @@ FRESH = "+"
 
 @dataclass(slots=True)
 class Temporary:
-    """The name of a session's TEMP objects."""
+    """The name of a session's TEMP objects, and whether a node knows the name."""
 
     name: str = ""  # the name under which the node keeps them; empty if the session has none
     is_made: bool = False  # whether a node has answered a request with that name

@@ -141,7 +141,7 @@ def hide_password(url: str) -> str:
 
 
 def _is_in_password(before: str, query: str) -> bool:
-    """Return whether the ``?`` of a URL is in a password: an ``@`` follows, and ``before`` names a user, not an address."""
+    """Return whether the ``?`` is in a password: an ``@`` follows, and ``before`` is a login, not an address."""
     _, colon, port = before.rpartition(":")
     is_address = not colon or before.startswith("[") or port.rstrip("/").isdecimal()
     return "@" in query and "@" not in before and not is_address

@@ -54,7 +54,7 @@ async def _no_pause(_rows: int) -> None:
 
 
 class NodeComparison:
-    """A comparison of some nodes."""
+    """The comparison of the tables of some running nodes."""
 
     def __init__(
         self,

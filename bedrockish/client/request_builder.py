@@ -52,7 +52,7 @@ def target_of(url: Where | None) -> Target:
 
 
 def make_request(command: str, statements: Statements, read: str, isolation: str, timeout_s: float) -> Request:
-    """Return a checked request.
+    """Return a request with a caller's statements, after checking its arguments.
 
     Raises:
         UsageError: an argument is invalid.
@@ -72,7 +72,7 @@ def make_request(command: str, statements: Statements, read: str, isolation: str
 
 
 def command_rows(command: str, answer: Answer, statements: int) -> list[Rows]:
-    """Return the results of a command.
+    """Return the results in the answer to a command, one for each statement.
 
     Raises:
         CommandIdError: the command was settled before it was committed (the answer of an older release).

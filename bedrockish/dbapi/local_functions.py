@@ -56,7 +56,7 @@ class LocalFunctions:
         self._what[key] = f"the {kind} {name}"
 
     def has(self, name: str) -> bool:
-        """Return whether the program has registered something under a name."""
+        """Return whether the program has registered a function, aggregate or collation of this name."""
         return name.lower() in self._what
 
     def explained(self, error: Error, *, has_file: bool) -> Error:
@@ -77,7 +77,7 @@ class LocalFunctions:
 
 
 def elsewhere(what: str) -> str:
-    """Return the text for a function that exists in the program only."""
+    """Return the error text for a function that exists in the program only."""
     return (
         f"{what} would exist in this program only, but SQL runs on the nodes; put it into a plugin of the nodes "
         "(docs/plugins.md), or connect by the path of a node's file, where it is used (docs/local.md)"
@@ -85,7 +85,7 @@ def elsewhere(what: str) -> str:
 
 
 def at_the_node(what: str) -> str:
-    """Return the text for a function of a program with a node's file, in a statement that only the node can run."""
+    """Return the error text for a function of a program with a node's file, in a statement that the node must run."""
     return (
         f"{what} exists in this program only, and the statement runs at the node; put it into a plugin of "
         "all nodes (docs/plugins.md)"

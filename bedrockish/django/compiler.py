@@ -15,7 +15,7 @@ __all__ = ["SQLAggregateCompiler", "SQLCompiler", "SQLDeleteCompiler", "SQLInser
 
 
 class SQLCompiler(compiler.SQLCompiler):
-    """The compiler of queries."""
+    """The compiler of queries, with ``select_for_update()``."""
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
         """Write the rows that the query selects for update, then run the query."""

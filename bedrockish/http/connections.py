@@ -49,7 +49,7 @@ Serves = Callable[[Request, Write], Awaitable[None]]
 
 
 class Connection:
-    """One connection.
+    """One connection of a caller, and its requests, which are answered one after the other.
 
     Args:
         serve: answers a request: it calls the function in its second argument once, with the reply.
@@ -287,7 +287,7 @@ async def serve_connections(
     connections: set[Connection],  # the set that has each connection while it is served
     leaves: Callable[[], bool] = lambda: False,  # returns whether the node is stopping
 ) -> None:
-    """Serve requests until cancelled."""
+    """Accept connections and serve their requests, until cancelled."""
     most, by_host = files_max(), Counter[str]()
 
     async def run(stream: Stream) -> None:

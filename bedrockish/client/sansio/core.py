@@ -210,7 +210,7 @@ class ClientCore:
         return [*effects, *self._pump(now)]
 
     def see(self, token: Token) -> None:
-        """Merge the token of another session into this session's token."""
+        """Merge a token into the session's: the token of an answer, of a read in this process or of another session."""
         self.token = self._merged(token)
 
     def belong(self, what: str, cluster_id: str) -> None:

@@ -243,7 +243,7 @@ def check_condition(condition: object, place: int, where: str, depth: int = 0) -
 
 
 def holds(condition: Json | None, outcome: Callable[[int], bool | None], *, autocommit: bool) -> bool:
-    """Return whether a step is to be run.
+    """Return whether the condition of a step holds, so that the step is run.
 
     Args:
         condition: a condition that ``check_condition`` has accepted.
@@ -280,7 +280,7 @@ def write_counts(result: Result) -> dict[str, Any]:
 
 
 def write_result(result: Result, declared: Sequence[str | None], *, want_rows: bool) -> dict[str, Any]:
-    """Return a ``StmtResult``."""
+    """Return the result of a statement as a ``StmtResult``."""
     rows = [[write_value(value) for value in row] for row in result.rows] if want_rows else []
     return {"cols": write_columns(result.columns, declared), "rows": rows, **write_counts(result)}
 

@@ -46,8 +46,8 @@ class Rollbacks:
             if txid.leader != state.me or txid in state.votes.by_txid or not clock.safe < txid.clock <= clock.floor:
                 continue
             # If this node's file is an older copy, the lost newer file may have the commit. ``claims_time`` excludes
-            # that: a majority has admitted this node, so it knows no newer file. A node with damaged tables may give up
-            # transactions as well: it still knows what it has committed.
+            # that: a majority, which knows of no newer file, has admitted this node. A node with damaged tables may
+            # give up transactions as well: its journal still shows which ones it has committed.
             if not state.roster.claims_time or state.me not in state.roster.voters or state.outcome(txid) is not None:
                 continue
             vote = state.votes.of(txid)

@@ -72,7 +72,7 @@ class Attempt:
         return other.leader if other is not None else ""
 
     def is_hasty(self, winner: Known | None) -> bool:
-        """Return whether this schema change lost to a row transaction whose clock is not below its activation.
+        """Return whether this schema change lost to a row transaction with a clock at or above the change's activation.
 
         ``winner`` is the commit for which the change is given up, if there is one.
         """

@@ -67,7 +67,7 @@ class ClockQuorum:
         """Move up to the clock in a voter's answer; return the request if a majority has now answered, else None."""
         state = self.state
         found = self.rounds.get(message.number)
-        # This node refuses a clock that is too far ahead. Then it has not moved up, and the voter must not count.
+        # If a voter's clock is too far ahead, this node has not moved up to it, so the voter must not count.
         if not state.hear_clock(peer, message.clock) or found is None or not state.roster.is_voter(peer):
             return None
         # The voter has moved up to our clock, and this node to the voter's, which is later than the clock of each

@@ -254,7 +254,7 @@ class Coordinator:
         inflight.move(Stage.EXECUTING)
         inflight.kept = None
         inflight.executed_at = self.state.clock.now.seconds
-        # An earlier refusal depends on the snapshot of an earlier execution.
+        # Drop the error of an earlier execution: it depends on the snapshot of that execution.
         inflight.refused = None
         # Our clock has just moved up to a majority's, so its next value is later than every acknowledged commit.
         clock = self.state.clock.tick() if inflight.wants_clock else 0
@@ -390,7 +390,7 @@ class Coordinator:
         return Pause(1) if inflight.goes_first else self._take_up(inflight)
 
     def _arrived(self, inflight: InFlight, _end: End) -> Step:
-        """Lead a large transaction whose pieces are at a quorum, unless its reads have been overwritten since then."""
+        """Lead a large transaction whose pieces are at a quorum, unless a commit has overwritten its reads."""
         prepared, inflight.ahead = inflight.ahead, None
         assert prepared is not None
         # From here on the request is treated as if it had just been executed.

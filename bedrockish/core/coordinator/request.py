@@ -399,7 +399,7 @@ FORGED = (
 
 
 def lagging(error: BedrockishError) -> BedrockishError:
-    """Return a refusal with the mark that its node knows of commits that it lacks."""
+    """Return a refusal, marked because this node knows of commits that it lacks."""
     return type(error)(error.message, **{**error.details, "lagging": True})
 
 
@@ -462,7 +462,7 @@ def _conflict_error(inflight: InFlight, other: Txid, key: bytes, state: State) -
 
 
 def _advice(inflight: InFlight, key: bytes) -> str:
-    """Return advice for a request that lost because others wrote into a range of it; empty for single keys."""
+    """Return advice for a request that lost because others wrote into a range that it uses; empty for single keys."""
     access_set = inflight.access_set
     is_own = key == command_key(inflight.request.command)
     if access_set is None or is_own or key in access_set.touched or not access_set.has_ranges:

@@ -77,7 +77,7 @@ class Reservations:
     # -- our own ---------------------------------------------------------------------------------------------------
 
     def reserve_if_needed(self, inflight: InFlight, access_set: AccessSet, kind: str = ROWS) -> None:
-        """Make a reservation for a request that failed because of others or waits for them, if it needs one.
+        """Make a reservation for a request, if it needs one after it has failed for, or waits for, other transactions.
 
         Args:
             access_set: the access set of its last execution.
@@ -131,7 +131,7 @@ class Reservations:
         self._own, self._state.reserved, self.is_changed = None, None, True
 
     @property
-    def _asking(self) -> InFlight | None:
+    def _own_request(self) -> InFlight | None:
         """The request that has this node's reservation, if it is under way."""
         return None if self._own is None else self._in_flight.get(self._own)
 
@@ -185,7 +185,7 @@ class Reservations:
                 del self.told[leader]
         if held is not None and now >= self._until:
             self._spent[held.txid.leader] = held.txid
-            inflight = self._asking
+            inflight = self._own_request
             if inflight is not None and inflight.goes_first:
                 # The request did not commit in time. It may make a new reservation, which is younger than the others.
                 self._withdraw(inflight)
@@ -209,7 +209,7 @@ class Reservations:
         self.held, self._until = first, now + wanted_s
         self._left_s, self._as_of = left_s, now
         state.timers.set(1000 * wanted_s, Timer.RESERVATION)
-        inflight = self._asking
+        inflight = self._own_request
         if first.txid.leader == state.me and inflight is not None:
             inflight.goes_first = True
             # The requests behind it now wait for the end of the reservation, as all others do.
@@ -223,7 +223,7 @@ class Reservations:
         now = self._state.clock.now.seconds
         self._left_s, self._as_of = self._left_s - (now - self._as_of), now
         self.held = None
-        inflight = self._asking
+        inflight = self._own_request
         if inflight is not None:
             inflight.goes_first = False  # an older reservation has arrived later
         self._wait_queue.unblock_all(held.txid)

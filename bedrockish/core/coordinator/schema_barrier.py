@@ -61,7 +61,7 @@ class SchemaBarrier:
     def decide(self, inflight: InFlight, txid: Txid, answer: Answer) -> None:
         """Let a request whose schema change is committed wait until the change is in force here.
 
-        The end of its attempt and, after another execution, the journal may both report the commit.
+        A second call has no effect: the end of an attempt and a later execution may both report the commit.
         """
         if inflight.stage is Stage.ACTIVATING:
             return

@@ -159,7 +159,7 @@ class WaitQueue:
         self._turns.note_rival(other.leader)
         queue = self.waits.setdefault(other, deque())
         _queue(inflight, queue)
-        # A request ahead in the queue would wait for this request's reservation, and so block this request.
+        # Put a request with a reservation first: a request before it would wait for the reservation, and so block it.
         if inflight.goes_first:
             queue.remove(inflight.number)
             queue.appendleft(inflight.number)

@@ -121,7 +121,7 @@ class Dropped:
 
 @value
 class Decided:
-    """A request is a committed schema change that is not activated here yet; ``answer`` is sent at its activation."""
+    """A request asks for a committed schema change that is not activated here yet; ``answer`` is sent when it is."""
 
     request_id: int
     txid: Txid

@@ -171,8 +171,8 @@ class Refused:
 
 @value
 class Outcome:
-    """The outcome of a transaction. ``leader`` and ``tick``: the place of a commit, whose entry follows or is
-    fetched.
+    """The outcome of a transaction. ``leader`` and ``tick``: the place of the entry of a commit, which
+    the receiver fetches if it lacks it.
     """
 
     txid: Txid

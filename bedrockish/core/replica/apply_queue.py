@@ -306,7 +306,7 @@ class ApplyQueue:
                 gap.upto = max(gap.upto, tick)
 
     def ask_about(self, txid: Txid, peer: str) -> None:
-        """Ask a peer that has rejected our transaction for this one about its outcome, unless its leader can tell us.
+        """Ask a peer for the outcome of the transaction for which it rejected ours, unless its leader can tell us.
 
         Without the outcome, the peer would reject our next transactions for the same reason.
         """

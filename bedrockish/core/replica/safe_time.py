@@ -49,7 +49,7 @@ class SafeTime:
         # again here: otherwise the peer would seem to lack the entries of these timelines.
         known.applied = self.state.timelines.in_full(message.applied, message.config)
         known.level, known.config = message.level, message.config
-        # A later release may have a worse mode; this release treats that as its own worst one.
+        # A later release may have a mode that is worse than all modes here: treat it as the worst one here.
         known.mode = Mode(min(message.mode, Mode.REPAIRING))
         had, have = message.applied.get(self.state.me, 0), self.state.timelines.taken.get(self.state.me, 0)
         if had > have:  # only we write our timeline, and each entry is in our file before any peer hears of it

@@ -80,9 +80,9 @@ class Voter:
         until = state.votes.comparing.pop(txid, None)
         if self.tell_outcome(txid.leader, txid):  # V1: it has ended, or is below safe time
             return
-        # V2: both are voters of the membership that it was begun under. If that is newer than ours, it waits (V7).
-        begun_here = transaction.config <= state.roster.membership.version
-        if begun_here and not (state.roster.is_voter(state.me) and state.roster.is_voter(txid.leader)):
+        # V2: its leader and this node are voters. A transaction that was begun under a newer membership waits (V7).
+        is_known = transaction.config <= state.roster.membership.version
+        if is_known and not (state.roster.is_voter(state.me) and state.roster.is_voter(txid.leader)):
             self._reject(txid, Reason.MEMBERS)
             return
         vote = state.votes.by_txid.get(txid)

@@ -44,7 +44,7 @@ class Outbox:
     def send(self, peer: str, message: Message, early: Early | None = None) -> None:
         """Send a message to one peer; ``early`` is that of the effect ``Send``."""
         kind = message.__class__
-        # A member below the message's level cannot read it: it would end the link, and so hear no other message either.
+        # A member below the message's level cannot read it, and would end the link: no other message would arrive.
         assert kind not in SINCE or SINCE[kind] <= self.roster.level, (
             f"level {self.roster.level} does not read {kind.__name__}"
         )

@@ -355,7 +355,7 @@ class State:
         since = self.votes.pending.since.get(txid)
         if since is not None:
             self._note_pending(entry, since)
-        # A repeat was committed at another place before, so it is not pending. Test that before its end is recorded.
+        # Test for a repeat before the end is recorded: a repeat was committed at another place, and so is not pending.
         is_repeat = txid.clock <= self.clock.safe or (since is None and self.outcome(txid) is True)
         # The transaction leaves ``pending`` here and enters the commit window below, with no conflict test in between.
         self.votes.end(txid, commit=True)

@@ -52,7 +52,7 @@ def a_clock_stays_below_its_ceiling(state: State) -> None:
 
 
 def peers_are_the_other_members(state: State) -> None:
-    """Gossip goes to every member; messages of other nodes are ignored, or a majority might count them."""
+    """Gossip goes to every member; messages of other nodes are ignored, so that no majority counts them."""
     links = set(state.roster.links().nodes) - {state.me}
     assert state.roster.peers.keys() == links, f"peers are {sorted(state.roster.peers)}, links {sorted(links)}"
 

@@ -95,7 +95,7 @@ class ClockQuorum:
     def fits(self, clock: int, begun: int) -> bool:
         """Return whether a clock that this node has returned to a client can become the clock of its transaction.
 
-        It has to be later than closed time here and than every end of a transaction of ours (clause V10: only a
+        The clock has to be later than closed time here and than every end of a transaction of ours (clause V10: only a
         transaction that began after a rollback may rely on it), and no earlier attempt may have used it. The executor
         has already checked that the clock is later than everything that the transaction has seen.
 

@@ -125,7 +125,7 @@ class Offers:
         for digest in message.pieces[:WANTED_MAX]:
             data = self.state.pieces.take(peer, digest, self.state.clock.now.seconds)
             if data is not None and digest in self.state.pieces.offered:
-                self.staging.save(digest, data)  # a few at a time, as they are sent
+                self.staging.save(digest, data)  # now, so that few pieces are left to save at the quorum
             self.state.outbox.send(peer, Piece(digest, data))
 
     def check(self, requests: set[int]) -> None:

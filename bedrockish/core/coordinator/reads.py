@@ -185,7 +185,7 @@ class Reading:
         check = Check(self._count, vector, access_set, state.clock.read())
         asked, rest = self.quickest.first(state.roster.majority - len(clear))
         now = state.clock.now.seconds
-        if overdue is None:  # if answers are late, the driver submits its reads, and their keys are asked about
+        if overdue is None:  # the driver's question; if answers are late, the driver submits its reads
             overdue = now + self.quickest.patience_s(asked)
         config = min([read.config for read in reads], default=state.roster.membership.version)
         self.questions[self._count] = Question(reads, number, check, now, overdue, clear, rest, config, awaited)

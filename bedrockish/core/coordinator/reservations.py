@@ -214,7 +214,7 @@ class Reservations:
             inflight.goes_first = True
             # The requests behind it now wait for the end of the reservation, as all others do.
             self._wait_queue.leave(inflight)
-            # A request that it waits for may itself wait for this reservation.
+            # Do not wait for another request now: that one may wait for this reservation.
             if inflight.stage is Stage.WAITING:
                 self._wait_queue.remove(inflight)
                 self._pause(inflight, self.settling_ms())
@@ -225,7 +225,7 @@ class Reservations:
         self.held = None
         inflight = self._own_request
         if inflight is not None:
-            inflight.goes_first = False  # an older reservation has arrived later
+            inflight.goes_first = False  # another reservation may be honoured next
         self._wait_queue.unblock_all(held.txid)
 
 

@@ -38,7 +38,7 @@ class Turns:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.change_s = 0.0  # how long the last schema change here was executed
+        self.change_s = 0.0  # how long the execution of the last schema change here took
         self._rivals: dict[str, float] = {}  # leader -> seconds at which a transaction of it last conflicted with ours
         self._reserved: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
         # For each ended transaction: until when (in seconds) other leaders have their turn on its keys. Empty without
@@ -94,7 +94,7 @@ class Turns:
         return 1000 * (COMMITS * self._state.commit_s + (self.change_s if alters else 0.0))
 
     def note_change(self, seconds: float) -> None:
-        """Record how long a schema change was executed; with thousands of tables, each takes long."""
+        """Record how long the execution of a schema change took: with thousands of tables, it takes long."""
         self.change_s = min(seconds, CHANGE_S_MAX)
 
     def before(self, leader: str) -> list[str]:

@@ -64,7 +64,7 @@ class Standing(IntEnum):
 @value
 class Begin:
     """A leader asks for approval. ``body`` is the transaction. ``trace`` is the ``traceparent`` of a recorded request
-    in it; empty if none is recorded."""
+    of the transaction; empty if none is recorded."""
 
     body: bytes
     trace: str = ""

@@ -288,7 +288,7 @@ class ApplyQueue:
             self.gaps.pop(leader, None)
 
     def smallest_unapplied(self) -> int | None:
-        """Return the smallest clock of anything decided and not applied."""
+        """Return the smallest clock of the transactions that are decided and not applied."""
         # All waiting entries count, not only the first of each timeline: an adopted transaction has an older clock than
         # the entries before it.
         clocks = [entry.txid.clock for queue in self.waiting.values() for entry in queue]

@@ -25,7 +25,7 @@ IDLE_CUT_S = 1.0  # seconds between two moves of the cut when nothing waits for 
 HURRY_S = 0.05  # seconds between two moves while a few transactions or votes wait; for many, the heartbeat is enough
 NEVER = Txid(1 << 64, "")  # a name with a clock above every clock
 RELEASED = (1 << 63) - 1  # the clock of a hold that was released
-HURRY_MAX = 64  # waiting votes and transactions, up to which the node hurries
+HURRY_MAX = 64  # with more waiting votes and transactions than this, the node does not hurry
 
 
 class SafeTime:
@@ -98,7 +98,7 @@ class SafeTime:
         ):
             return
         lowest = min(min(state.votes.done, default=NEVER).clock, min(state.votes.by_txid, default=NEVER).clock)
-        # Time cannot be closed up to the lowest waiting clock yet.
+        # It is too early to close time up to the lowest waiting clock.
         if state.clock.lag.closable(state.clock.now.seconds) < lowest:
             return
         self.advance()

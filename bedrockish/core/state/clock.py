@@ -49,7 +49,7 @@ class Clock:
         self.believed_ms = 0  # the wall by most voters' clocks; 0 before that is known
         # How far most voters' walls have leapt ahead, if that is too far for the cluster's clock to follow; else 0.
         self.leap_ms = 0
-        self._pace: int | None = None  # the last believed wall, less our monotonic clock
+        self._pace: int | None = None  # the last believed wall clock, less our monotonic clock
         self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
         # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: a durable bound; no value
         # above it has left this node, so a clock that begins at the ceiling is later than every value that did.
@@ -249,7 +249,7 @@ class ClosingLag:
     def __init__(self, settings: Settings) -> None:
         self._most = settings.closing_lag_ms / 1000
         self._least = min(self._most, settings.closing_lag_ms_min / 1000)
-        self._late = self._most / 2  # the observed lateness, in seconds; at first none was observed
+        self._late = self._most / 2  # the observed lateness, in seconds; at first a guess
         self._readings: deque[tuple[float, int]] = deque()  # (seconds, clock) of recent readings, oldest first
         self._decayed = 0.0
 

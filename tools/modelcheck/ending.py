@@ -37,7 +37,7 @@ class Ending:
         return [place for place in self.places.values() if place.node is not None]
 
     def run(self) -> None:
-        """Run the nodes to rest, start the dead ones, and run all to rest again.
+        """Run the living nodes until they rest, start the dead ones, and run all nodes until they rest.
 
         Raises:
             BrokenError: the nodes do not come to rest, or a law is broken.

@@ -25,7 +25,7 @@ from tools.modelcheck.place import Sent, new_place
 from tools.modelcheck.scopes import LIMITS, Scope
 
 SUBJECTS = len(LIMITS)
-EVENTS = {"submits": "submit", "reports": "heartbeat", "syncs": "sync"}  # steps of a prefix that name only their node
+EVENTS = {"submits": "submit", "reports": "heartbeat", "syncs": "sync"}  # verb of a step with only a node -> event
 State = tuple[int, ...]
 
 

@@ -18,7 +18,7 @@ GUIDED: dict[str, Scope] = {
         prefix=("A submits", "B hears A", "A hears B"),
         endings=10_000,
     ),
-    # C and any holder of Q exclude B, the leader of Q. If B's vote comes after all, A has a quorum and C an abort.
+    # C and any holder of Q count out B, the leader of Q. If B's vote comes after all, A has a quorum and C an abort.
     "given-up-5": Scope(
         "two in conflict; B gives Q up while C recovers P from those that hold Q",
         5,

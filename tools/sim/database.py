@@ -60,7 +60,7 @@ class Run:
     ranges: set[tuple[bytes, bytes]] = field(default_factory=set)
     indexed: bool = False  # whether each row has an entry in an index
     sweeps: bool = False  # whether the program writes the index as a whole
-    applied: Mapping[str, int] = field(default_factory=dict)  # the last entry of each timeline in the journal
+    applied: Mapping[str, int] = field(default_factory=dict)  # the last tick of each timeline in the journal
 
     def get(self, key: str) -> Row:
         self.points.add(point(key))

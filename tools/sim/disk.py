@@ -26,7 +26,7 @@ from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector
 from tools.sim.database import Row, apply
-from tools.sim.schemas import Cut, activate
+from tools.sim.schemas import Activation, activate
 
 ALARM = f"alarm:{DAMAGED_TABLES}"
 OF_THE_DATA = ("safe",)
@@ -63,7 +63,7 @@ class Image:
     batches: int = 0
     schema: int = 0
     scheduled: Transaction | None = None
-    cuts: dict[Txid, Cut] = field(default_factory=dict)
+    activations: dict[Txid, Activation] = field(default_factory=dict)
     # The damaged rows, with their undamaged contents. No node knows them.
     flipped: dict[str, Row] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ class Image:
             case Activate(txid):
                 assert self.scheduled is not None
                 assert self.scheduled.txid == txid
-                self.cuts[txid] = activate(self.rows, self.scheduled)
+                self.activations[txid] = activate(self.rows, self.scheduled)
                 self.schema, self.scheduled = self.schema + 1, None
 
     def _apply(self, entry: Entry, repeat: bool) -> None:

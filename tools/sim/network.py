@@ -52,7 +52,7 @@ class Network:
         self.luck = luck
         self.machines: dict[str, Machine] = {}
         self.links: dict[frozenset[str], Link] = {}
-        self.quiet_until: dict[tuple[str, str], float] = {}  # (node, peer) -> the earliest time of the next "up"
+        self.quiet_until: dict[tuple[str, str], float] = {}  # (node, peer) -> the earliest time of the next PeerUp
         self.blocked: set[tuple[str, str]] = set()
         self.slow: dict[tuple[str, str], float] = {}  # (sender, receiver) -> factor on the delays
         self.faulty = True

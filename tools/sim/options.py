@@ -49,7 +49,7 @@ CROWDED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Options:
-    """One world. Times without a unit in their name are seconds."""
+    """The options of one world. Times without a unit in their name are seconds."""
 
     seed: int  # the seed of all random generators
     # ``voters`` and ``learners``: the numbers of nodes.

@@ -1,7 +1,7 @@
 """Schema changes in the model, and their laws.
 
 A schema change in the model stores a digest of all rows at its activation, and fails for some digests. So its effect
-depends on the rows, as that of a real statement does, and shows whether two nodes have activated it at different cuts.
+depends on the rows, as that of a real statement does, and shows whether two nodes have activated it on different rows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ FAILS = 5  # one of this many changes fails
 
 
 @dataclass(frozen=True)
-class Cut:
+class Activation:
     """The result of activating a schema change."""
 
     version: int
@@ -32,11 +32,11 @@ class Cut:
     failure: str
 
 
-def activate(rows: Mapping[str, Any], transaction: Transaction) -> Cut:
+def activate(rows: Mapping[str, Any], transaction: Transaction) -> Activation:
     """Return the result of activating a schema change on these rows."""
     found = blake2b(cbor2.dumps(sorted((key, list(row)) for key, row in rows.items())), digest_size=8)
     failure = "the rows forbid it" if found.digest()[0] % FAILS == 0 else ""
-    return Cut(transaction.schema + 1, found.hexdigest(), failure)
+    return Activation(transaction.schema + 1, found.hexdigest(), failure)
 
 
 def version_seen(result: bytes) -> int | None:
@@ -50,26 +50,26 @@ class Schemas:
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.cuts: dict[Txid, Cut] = {}
+        self.activations: dict[Txid, Activation] = {}
 
     def activated(self, machine: "Machine", txid: Txid) -> str:
         """Check a change that a node has activated; return why the rows forbid it, or an empty text."""
         name, image = machine.name, machine.disk.seen
-        here, cut, change = image.txids.keys(), image.cuts[txid], image.txids[txid].transaction
+        here, found, change = image.txids.keys(), image.activations[txid], image.txids[txid].transaction
         self.world.counts["activations"] += 1
-        known = self.cuts.setdefault(change.txid, cut)
-        if known != cut:
-            self.world.broken("schema changes have one cut", f"{change.txid} at {name}: {cut}, elsewhere {known}")
+        known = self.activations.setdefault(change.txid, found)
+        if known != found:
+            self.world.broken("schema changes have one cut", f"{change.txid} at {name}: {found}, elsewhere {known}")
         late = [txid for txid in here if txid.clock >= change.activates]
         missing = [txid for txid in self.world.laws.committed if txid.clock < change.activates and txid not in here]
         if late or missing:
             what = f"{name} activates {change.txid} at {change.activates} with {late} and without {missing}"
             self.world.broken("schema changes have one cut", what)
-        return cut.failure
+        return found.failure
 
     def failed(self, txid: Txid) -> bool:
         """Return whether the rows forbade a change."""
-        return txid in self.cuts and bool(self.cuts[txid].failure)
+        return txid in self.activations and bool(self.activations[txid].failure)
 
     def check(self, calls: Iterable["Call"], first: Mapping[Txid, Entry]) -> None:
         """Check that every transaction ran on the schema in force at its clock, and that a client whose change was

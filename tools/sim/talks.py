@@ -123,5 +123,5 @@ def again(image: Image, entry: Entry, request: Request, request_id: int) -> Answ
     answer = answer_of(entry, request)
     if image.scheduled is not None and image.scheduled.txid == entry.txid:
         return Decided(request_id, entry.txid, answer)
-    cut = image.cuts.get(entry.txid)
-    return answer if cut is None or not cut.failure else ConstraintError(cut.failure)
+    found = image.activations.get(entry.txid)
+    return answer if found is None or not found.failure else ConstraintError(found.failure)

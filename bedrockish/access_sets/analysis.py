@@ -29,7 +29,7 @@ from bedrockish_journal.model.changes import Change
 # to the last, and all of the table's indexes.
 ROWS_MAX = 100_000
 POINTS_MAX = 100_000  # single keys of a transaction; with more, tables and indexes with many keys get one range each
-GROUP_MAX = 10_000  # a table or index has many keys in this sense if it has more than this number
+GROUP_MAX = 10_000  # keys above which a table or index gets such a range
 _NO_TABLES = frozenset[str]()
 RANGES_MAX = 5_000  # in a transaction with more ranges, all ranges of a table or index become one
 PLANS_BYTES = 64 << 20  # limit for all cached plans together
@@ -232,7 +232,7 @@ class AccessSetBuilder:
             self._ranges.update(ranges)
 
     def finish(self, changes: list[Change], blurred: list[str]) -> AccessSet:
-        """Return the access set of the request, which made these changes; ``blurred`` tables count as written whole."""
+        """Return the access set of the request, given its changes; ``blurred`` tables count as written whole."""
         keys = self._analysis.keys
         writes: set[bytes] = set()
         write_ranges: set[Range] = set()

@@ -27,7 +27,7 @@ _HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # ``hidden`` in PRAGMA table_xinfo; the la
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table."""
+    """A column: its name, its affinity, and its position in captured rows."""
 
     name: str
     affinity: str
@@ -71,7 +71,7 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with its indexes."""
+    """A table with its columns, indexes and foreign keys."""
 
     name: str
     columns: tuple[Column, ...]  # all columns, in order of their numbers

@@ -128,7 +128,7 @@ CursorId = tuple[int, int]
 
 @dataclass
 class ProgramReads:
-    """The reads of one program."""
+    """The reads of one bytecode program, as intervals of the keys of tables and indexes."""
 
     reads: list[Access] = field(default_factory=list)
     dependents: list[Dependent] = field(default_factory=list)  # reads that depend on columns of rows read by any cursor

@@ -82,7 +82,7 @@ class DependentReads:
         whole = {access.object for program in programs for access in program.reads if _is_whole(access)}
         # Dependent reads whose rows cannot be queried; each counts as its coarse read.
         self.unresolved: list[Dependent] = []
-        self.resolved: list[Dependent] = []  # the other dependent reads
+        self.resolved: list[Dependent] = []  # dependent reads whose rows can be queried
         self._feeders: dict[_Source, list[Access]] = {}
         for read in dict.fromkeys(one for program in programs for one in program.dependents):
             check()
@@ -234,7 +234,7 @@ class DependentReads:
 
     @property
     def schema(self) -> Schema:
-        """The schema of the plan."""
+        """The schema for which the plan was made."""
         return self._schema
 
 

@@ -73,7 +73,7 @@ class Growing:
         self._reads.update(keys)
 
     def alone(self, piece: CompiledFacts, params: tuple[object, ...]) -> "Growing":
-        """Return a new access set with only the reads of this statement."""
+        """Return a new access set with the reads of one statement, and nothing of this transaction."""
         one = Growing(self._analysis, serializable=True)
         one.read(piece, params)
         return one

@@ -71,7 +71,7 @@ class Stop:
     """The end of a loop: it exits after ``offset`` plus ``limit`` counted rows."""
 
     filters: tuple[Filter, ...]  # conditions; a row is counted if it meets all of them
-    limit: Atom  # the number of rows
+    limit: Atom  # the number of counted rows after the skipped ones
     offset: Atom  # the number of counted rows that are skipped before
     backward: bool  # whether the loop goes from the end of its range to the beginning
     is_fixed: bool  # whether the plan does not depend on parameters

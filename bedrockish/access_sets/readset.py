@@ -53,7 +53,7 @@ TOO_DEAR = "statement too long to analyse, so that only the tables it opens are 
 EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
 
 _Encode = Callable[[Params], bytes]
-_Pick = Callable[..., bytes]  # min or max
+_Pick = Callable[..., bytes]  # min for the low end of a range, max for its high end
 
 # Table functions that show the schema or the file, whose content has no keys.
 _WITHOUT_KEYS = re.compile(r"\b(pragma_\w+|dbstat|sqlite_dbpage|bytecode|tables_used|sqlite_stmt)\b", re.IGNORECASE)
@@ -125,7 +125,7 @@ class ResolvedReads:
         return self.keys()
 
     def keys(self) -> ReadKeys:
-        """Return the points and ranges."""
+        """Return the points and ranges that the execution reads."""
         if self.resolution is None or self.resolution.failure:
             return self.plan.bind(self.params)
         points, ranges = self.plan._reads(self.params)

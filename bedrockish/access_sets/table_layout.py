@@ -47,7 +47,7 @@ class Table:
     reals: tuple[int, ...] = ()
     # Whether it is a virtual table that owns its rows; the hook reports their rowids by a shadow table.
     is_module: bool = False
-    own: OwnRows = _OF_NO_MODULE  # further facts about such a table
+    own: OwnRows = _OF_NO_MODULE  # further facts about a virtual table that owns its rows
 
     @property
     def id_column(self) -> str:

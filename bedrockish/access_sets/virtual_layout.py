@@ -31,7 +31,7 @@ class ContentIndex:
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """The rows of a virtual table that owns them."""
+    """The facts with which the rows of a virtual table are captured and applied, if the table owns its rows."""
 
     name: str
     columns: tuple[str, ...]  # the columns that an INSERT may name

@@ -104,7 +104,7 @@ class SessionValues:
         return with_settings(sql, self.settings & {LIKE}) if compares else sql
 
     def set_before_all(self, texts: Sequence[str]) -> list[str]:
-        """Return the statements of one request, each with the settings that are on then, also by the request itself."""
+        """Return the statements of a request, each with the settings that the session or the request has set."""
         found: list[str] = []
         last = None
         for sql in texts:

@@ -304,7 +304,7 @@ class Engine:
 
     @property
     def versions(self) -> Versions:
-        """The versions of the schema: the one in force and the decided ones."""
+        """The versions of the schema: the version in force and the changes that are scheduled."""
         self.batch.wait_for_writer()
         return self._versions
 
@@ -354,7 +354,7 @@ class Engine:
         self._heads[leader] = entry.hash
 
     def rebuild_indexes(self, names: Sequence[str]) -> None:
-        """Rebuild FTS5 indexes on tables' rows from these rows, in the open batch."""
+        """Rebuild FTS5 indexes from the rows of their content tables, in the open batch."""
         self.batch.write(self._applier.indexes.rebuild, names)
 
     def activate(self, txid: Txid) -> str:

@@ -28,7 +28,7 @@ _UPKEEP = frozenset({"merge", "optimize", "rebuild"})
 class Command(NamedTuple):
     """A command in the text of a statement."""
 
-    table: str  # the virtual table
+    table: str  # the name of the virtual table
     is_literal: bool  # whether its values are in the text, or can be written into the text
     # Whether it changes no result of an index that matches its rows; other commands configure an index.
     is_upkeep: bool = False

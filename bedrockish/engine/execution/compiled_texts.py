@@ -186,7 +186,7 @@ class CompiledTexts:
     # -- known texts -----------------------------------------------------------------------------------------------
 
     def lookup(self, sql: str, user: str) -> Lookup | None:
-        """Return the lookup of a text; None if the text is not one.
+        """Return the compiled lookup for a text; None if the text is not a known lookup.
 
         Raises:
             ForbiddenError: the user may not run it.

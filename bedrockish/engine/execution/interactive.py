@@ -314,7 +314,7 @@ class Interactive:
         try:
             self._change(text, values)
             has_failed = capture.failure is not None
-        except (apsw.Error, BedrockishError):  # the latter: no id is left for the row
+        except (apsw.Error, BedrockishError):  # a BedrockishError: no id is left for the row
             self._change = db.cursor().execute  # the old cursor would keep a value that did not fit
             has_failed = True
         if has_failed:
@@ -666,7 +666,7 @@ class Interactive:
         if isinstance(error, ConstraintError):
             # With the conflict clause FAIL, the rows before the one that failed stay.
             found = were_kept(db, self._executor._tables.by_name, changes)
-            if found or (found is None and touched):  # ``_keep`` finds the net change of such tables
+            if found or (found is None and touched):  # ``_keep`` finds the net change of ``touched`` rows
                 before = len(work.changes)
                 self._keep(work, changes, touched)
                 if len(work.changes) > before:
@@ -674,7 +674,7 @@ class Interactive:
                 db.set_last_insert_rowid(work.lastrowid)
                 return
         is_of_keys = error.details.get("sqlite") == apsw.SQLITE_CONSTRAINT_FOREIGNKEY
-        # The conflict clause has decided which rows of a TEMP table stay; after a broken key SQLite may keep others.
+        # SQLite has already undone rows of TEMP tables as the conflict clause says, but perhaps not after a broken key.
         if not isinstance(error, ConstraintError) or not capture.changed_temporary or is_of_keys:
             db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")

@@ -44,7 +44,7 @@ class Flushed:
 
 
 class Guest(Protocol):
-    """The borrower of the writing connection."""
+    """The executor of open transactions, which borrows the engine's writing connection."""
 
     @property
     def inside(self) -> object | None:

@@ -28,7 +28,7 @@ def merge(
     first: tuple[Request, Prepared],
     # Further requests of the same isolation, each with a function that returns its transaction.
     others: Iterable[tuple[Request, Callable[[], Prepared]]],
-    move_up: MoveUp,  # returns a command's transaction with the newest commits as its base; None if it has lost to one
+    move_up: MoveUp,  # returns a command's transaction on the base of the newest commits; None if it conflicts with one
     join: Join,  # joins encoded changes, and counts the changes of each transaction
 ) -> Prepared:
     """Merge transactions into the first one; leave out those that cannot be merged."""
@@ -69,7 +69,7 @@ class _Merger:
             return
         if (prepared.base, prepared.schema, prepared.config) != (first.base, first.schema, first.config):
             return
-        # A command that was sent twice would happen twice in one transaction, which its id cannot prevent.
+        # A command that was sent twice would happen twice in one transaction: its id only prevents a second one.
         if any(request.command == one.command for one in self._requests) or self._conflicts(keys):
             return
         self._requests.append(request)
@@ -91,7 +91,7 @@ class _Merger:
         return any(conflict(keys, other) is not None for other in others)
 
     def merged(self, join: Join) -> Prepared:
-        """Return the one transaction; see ``merge`` for ``join``."""
+        """Return all transactions as one; for ``join``, see ``merge``."""
         first, *others = self._parts
         changes, shares = join([one.changes for one in self._parts])
         sets = [one.access_set for one in self._parts]

@@ -16,7 +16,7 @@ from bedrockish_journal.model.changes import Change
 from bedrockish_journal.model.value import value
 
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements and bytes of results that a transaction may have before its first DDL
-ASKED_BYTES = 32 << 20  # bytes that the texts and parameters of these statements may have
+ASKED_BYTES = 32 << 20  # bytes of the texts and parameters of the statements before the first DDL
 KEY_BYTES = 200  # about how many bytes a key or a range of the access set takes
 
 

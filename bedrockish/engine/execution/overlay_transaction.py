@@ -254,7 +254,7 @@ class OverlayTransaction:
         assert self._writer is not None
         if self._writer.use_journal(in_memory=False):
             return
-        # SQLite refuses this after the first write, so the transaction writes its changes again.
+        # SQLite refuses another journal mode after the first write, so roll back and write the changes again.
         self.interactive.leave()
         self.db.execute("ROLLBACK")
         self._writer.use_journal(in_memory=False)

@@ -106,7 +106,7 @@ def with_params(piece: Compiled, binder: Binder) -> tuple[Compiled, tuple[Any, .
 
 
 class Lookup(NamedTuple):
-    """A compiled lookup."""
+    """A compiled read by a known text, which is fast whatever the tables hold."""
 
     piece: Compiled  # the statement, which calls no function and has no settings
     most: int  # the bytes that a value may have when the lookup runs in the node's loop
@@ -141,7 +141,7 @@ class Lookups:
         self._known: dict[str, Lookup | None] = {}
 
     def clear(self) -> None:
-        """Drop all texts."""
+        """Forget the lookups of all texts."""
         self._known.clear()
 
     def find(self, sql: str, lengths: Callable[[Compiled], Lengths]) -> Lookup | None:

@@ -43,7 +43,7 @@ from bedrockish_journal.storage.store import unpack_on
 
 T = TypeVar("T")
 ANALYSIS_S = 0.5  # processor time for the analysis of a statement, which competes with the loop for the interpreter
-READER_KIB = WRITER_KIB = 8 << 10  # page caches
+READER_KIB = WRITER_KIB = 8 << 10  # page cache of each of the two connections
 
 
 class Workspace:
@@ -95,7 +95,7 @@ class Workspace:
         """
         self._has_read_schema = False
         self.move_to(base, schema_version, moment, applied_clock)
-        self._begin("PRAGMA main.user_version")  # reads no schema: this is the loop
+        self._begin("PRAGMA main.user_version")  # reads no schema, which could hold up the loop
 
     def begin_with(self, sql: str) -> Any:
         """Take a snapshot of the file by a SELECT of one value; return that value. ``move_to`` sets the moment.
@@ -243,7 +243,7 @@ class Workspace:
         if work is not None and work.defers:
             try:
                 pragmas.settle(self._writer.db)
-            except apsw.Error:  # interrupted, for example: the next transaction must not get these statements
+            except apsw.Error:  # interrupted, for example: keep the compiled statements from the next transaction
                 self.is_broken = True
 
     def keep_work(self) -> None:

@@ -339,7 +339,7 @@ class Guard:
         layout, text = self.virtual, piece.sql.lower()
         # If SQLite connects a virtual table here, it also asks the authorizer about the module's own statements.
         own = {name for name in layout.shadows if name.lower() not in text} - seen.by_views
-        for name in seen.writes & layout.shadows.keys() - own:  # SQLite itself does not protect all of them
+        for name in seen.writes & layout.shadows.keys() - own:  # SQLite does not protect all shadow tables
             seen.refusal = seen.refusal or f"{name} is storage of a virtual table; write to that"
         piece.tables -= own
         for found in (seen.reads, seen.named):

@@ -77,7 +77,7 @@ class Holder:
     scope: Scope | None = field(default=None)
 
     def require(self, name: str) -> Scope:
-        """Return the scope.
+        """Return the scope of the running statement, for a call of the function ``name``.
 
         Raises:
             UnsupportedError: no statement that may call the function is running.
@@ -90,7 +90,7 @@ class Holder:
 
 
 def register(db: apsw.Connection, holder: Holder) -> None:
-    """Register the functions on a connection."""
+    """Register the clock's functions on a connection; they take their values from the scope in ``holder``."""
 
     def cluster_clock() -> int:
         return holder.require("cluster_clock").take()

@@ -63,7 +63,7 @@ def _find(insert: Insert, tables: Mapping[str, Table]) -> Table | None:
 
 
 class _Splicer:
-    """Puts the function into one INSERT."""
+    """Puts calls of ``bedrockish_id`` into one INSERT."""
 
     def __init__(self, sql: str, parser: InsertParser, insert: Insert, table: Table) -> None:
         assert table.rowid
@@ -155,7 +155,7 @@ class _Splicer:
         self._materialize_with(place, width)
 
     def _wrap(self, first: int, end: int) -> None:
-        """Wrap a value so that NULL becomes an id. A literal other than NULL alone does not require the new text."""
+        """Wrap a value so that NULL becomes an id. If all values are other literals, the client's own text can run."""
         only = self._tokens[first] if end == first + 1 else None
         if only is not None and only.is_word("NULL"):
             self._replace(first, end, self._given)

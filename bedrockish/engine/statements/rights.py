@@ -44,7 +44,7 @@ _DOES = {READER: "reads", WRITER: "changes rows", OWNER: "changes the schema", A
 
 
 class Does(Protocol):
-    """The effects of a compiled statement."""
+    """The effects of a compiled statement, for which its user needs rights."""
 
     sql: str
     needs: int

@@ -43,7 +43,7 @@ SLICE_ROWS, SLICE_BYTES = 2_000, 256 << 10
 SLICES = 4  # slices that are read at a time, because each read waits for a thread
 EDIT_ROWS = 64  # rows that the stand-in has at a time: about a page
 LOADED = 2 / 3  # once this part of the rows is loaded, loading the others takes less time than CREATE INDEX
-LEFT_MAX = 250  # the most slices that may be left then: they stay in memory until the batch is committed
+LEFT_MAX = 250  # slices that may be left to load when the change is due: they stay in memory until the commit
 NOTED_MAX = 1_000_000  # rows that may change during a build; above that, it is abandoned
 SAMPLES = 64  # rows whose entries are looked up before the index becomes the table's
 ASK_STEPS = 10_000  # steps of SQLite's sort after which it checks whether the build is still wanted
@@ -58,7 +58,7 @@ class Phase(Enum):
 
     LOADING = "loading"  # rows of the snapshot are added
     REMOVING = "removing"  # old entries of rows that have changed since the snapshot are removed
-    ADDING = "adding"  # new entries of these rows are added
+    ADDING = "adding"  # new entries of the changed rows are added
     READY = "ready"  # the result matches the table
     FAILED = "failed"
 

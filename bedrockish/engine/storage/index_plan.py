@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """Name of the result, for people."""
+        """Name of the index that is built, for log lines."""
         return f"index {self.name}"
 
 

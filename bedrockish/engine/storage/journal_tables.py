@@ -33,7 +33,7 @@ WINDOW_BYTES_MAX = 256 << 20  # bytes of settled entries that a start reads at m
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of the journal."""
+    """The number, the bytes and the least clock of the journal's entries."""
 
     entries: int  # number of entries
     bytes: int  # their approximate size
@@ -186,7 +186,7 @@ class Journal:
         return pruning.aged(self._db, clock)
 
     def clock_at(self, fraction: float) -> int:
-        """Return a clock such that about this fraction of the transactions has a clock up to it."""
+        """Return the clock up to which about this fraction of the journal's transactions lies."""
         return pruning.clock_at(self._db, fraction)
 
     def plan(self, clock: int, held: Mapping[str, int] | None) -> dict[str, int]:

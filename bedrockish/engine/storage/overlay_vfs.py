@@ -24,7 +24,7 @@ import apsw
 
 from bedrockish_journal.storage.vector_modules import Connection
 
-_WAL_HEADER, _FRAME_HEADER = 32, 24  # bytes
+_WAL_HEADER, _FRAME_HEADER = 32, 24  # lengths in bytes
 _SALT_AT, _SALT_BYTES = 16, 8  # in the WAL's header; they change each time the WAL restarts
 _ROLLBACK_JOURNAL = b"\1\1"  # the file format without a WAL, in bytes 18 and 19 of page 1
 _UNNAMED = (
@@ -101,7 +101,7 @@ class Frames:
         self._places: dict[int, int] = {}  # page -> offset of its content
 
     def move(self, moment: Moment) -> None:
-        """Move to a later moment."""
+        """Move to a later moment, and find the pages that its new frames contain."""
         if moment.salt != self._salt or moment.frames < self._count:
             self._salt, self._count = moment.salt, 0
             self._places.clear()

@@ -37,7 +37,7 @@ _LEFT = re.compile(
 
 
 def scratch_path(database: str | os.PathLike[str], suffix: str) -> Path:
-    """Return the path of a temporary file of one kind, in the folder of the node's database."""
+    """Return the path of a temporary file next to the node's database; ``suffix`` names the file's purpose."""
     file = Path(database).resolve()
     return file.with_name(file.name + suffix)
 

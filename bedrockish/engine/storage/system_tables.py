@@ -64,13 +64,13 @@ def create(db: apsw.Connection) -> None:
 
 
 def get_meta(db: apsw.Connection, key: str) -> Any:
-    """Return the value under a key, or None."""
+    """Return the value under a key of ``bedrockish_meta``, or None."""
     row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
     return None if row is None else row[0]
 
 
 def set_meta(db: apsw.Connection, key: str, value: Any) -> None:
-    """Write a value under a key."""
+    """Write a value under a key of ``bedrockish_meta``."""
     db.execute(
         "INSERT INTO bedrockish_meta(key, value) VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
         (key, value),

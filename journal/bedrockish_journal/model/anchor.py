@@ -156,7 +156,7 @@ def _read_line(line: bytes) -> Anchor:
 
 
 def line_hash(line: bytes) -> str:
-    """Return the hash by which the next anchor names a line, which is given without its newline."""
+    """Return the hash of a line, without its newline, that the next anchor contains."""
     return sha256(line).hexdigest()
 
 

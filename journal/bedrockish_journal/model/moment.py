@@ -25,7 +25,7 @@ _PLACE = re.compile(r"([^:,]+):([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment; one of ``clock`` and ``vector`` is given."""
+    """A moment, by a clock or by a vector; the other one of the two is None."""
 
     text: str  # the moment as typed
     clock: int | None = None  # the last clock that is included

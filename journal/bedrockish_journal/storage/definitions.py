@@ -23,7 +23,7 @@ _DEFINITION = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND root
 
 
 class Definitions(Connection):
-    """A database in memory for definitions. They have limits, because an altered file may have any statements."""
+    """A database in memory that runs definitions under limits, because an altered file may have any statements."""
 
     def __init__(self) -> None:
         super().__init__(":memory:")

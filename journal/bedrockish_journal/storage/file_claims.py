@@ -211,7 +211,7 @@ def _packs(ask: Ask) -> Iterator[Claim]:
 
 
 def has(ask: Ask, table: str) -> bool:
-    """Return whether a file has a table of the node."""
+    """Return whether a file has the node's table of this name."""
     return any(row[0] for row in ask(_HAS.format(table), ()))
 
 

@@ -161,7 +161,7 @@ class Unpacker:
 
 
 def install(db: Connection, create_function: Callable[[str, Callable[..., bytes]], None]) -> None:
-    """Have a connection read the journal with its packed entries."""
+    """Have a connection unpack packed entries when it reads the journal."""
     create_function(FUNCTION, Unpacker(db))
     _run(db, _VIEW, ())
 

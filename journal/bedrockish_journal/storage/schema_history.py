@@ -64,7 +64,7 @@ def scheduled(db: apsw.Connection) -> Transaction | None:
 
 
 def clocks(db: apsw.Connection) -> tuple[int, int | None]:
-    """Return the clock from which on the present schema is in force, and that of the scheduled change, or None.
+    """Return the clock from which on the present schema is in force, and that of a scheduled change, None without one.
 
     The first clock is 0 if no change is recorded.
     """

@@ -158,7 +158,7 @@ def _check(db: apsw.Connection, step: Step) -> str:
 
 
 def put_in_force(db: apsw.Connection, statements: Sequence[str]) -> None:
-    """Run the statements of a schema change of the feed on a copy, with triggers and foreign keys on until they end.
+    """Run the statements of a feed's schema change on a copy; triggers and foreign keys are on while they run.
 
     Raises:
         apsw.Error: a statement fails, because the copy differs from the cluster's tables.

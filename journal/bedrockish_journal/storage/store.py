@@ -298,7 +298,7 @@ def stored_at(db: apsw.Connection, seq: int) -> Stored | None:
 
 
 def unpack_on(db: apsw.Connection) -> None:
-    """Have a connection read the journal with its packed entries (``bedrockish_journal.storage.packing``)."""
+    """Have a connection unpack packed entries when it reads the journal (``bedrockish_journal.storage.packing``)."""
     install(db, lambda name, function: db.create_scalar_function(name, function, 3))
 
 

@@ -22,7 +22,7 @@ _OPCODE, _P4 = 1, 5  # columns of EXPLAIN
 
 
 def prepare_drop(db: apsw.Connection, sql: str) -> None:
-    """Give a vec1 table without a dimension, which a statement is about to drop, a row, so that SQLite can drop it.
+    """Insert a row into a vec1 table without a dimension that a statement will drop, so that SQLite can drop the table.
 
     Raises:
         apsw.Error: SQLite refuses the statement.

@@ -21,7 +21,7 @@ from bedrockish_journal.verify.chain import Chains, Finding
 
 Say = Callable[..., Finding]
 _CLOCK_MAX = (1 << 64) - 1
-_GAP_MAX = 1_000_000  # an altered tick may be any number, and must not fill the memory
+_GAP_MAX = 1_000_000  # missing ticks that get a clock; after an altered tick, more could fill the memory
 
 
 def _fields(entry: Entry, say: Say) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ class Audit:
         """Start at an empty database, or at the beginning of the file's journal."""
         self._memberships = memberships or {}
         self._is_judged = is_judged
-        self._saw: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> the tick of the node that entries had seen
+        self._saw: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> last tick of the node that entries had seen
         self._given: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> the node's tick when it approved entries
         self.node, self.original = node, original
         self.chains = Chains(node)

@@ -228,7 +228,7 @@ def _not_here(*_arguments: object) -> None:
 
 
 def _adopted(sources: Sequence[Source]) -> set[Txid]:
-    """Return the transactions with a label in another node's timeline, which may have a second label."""
+    """Return the transactions that a node other than their leader committed; they may have a second label."""
     query = "SELECT clock, origin FROM bedrockish_journal WHERE origin <> leader"
     return {Txid(clock, origin) for _, db in sources for clock, origin in db.execute(query)}
 

@@ -114,7 +114,7 @@ def locked(directory: str) -> Iterator[None]:
 
 
 def file_of(directory: str, table: str, node: str, span: Span | None) -> Path:
-    """Return the path of a file: a table's rows of a range of ticks, or without a range, those before the journal."""
+    """Return the path of a table's file for a range of ticks; without a range, for rows from before the journal."""
     name = FOUNDING if span is None else f"{span[0]}-{span[1]:012}-{span[2]:012}.parquet"
     return Path(directory, table, f"node={node}", name)
 

@@ -17,7 +17,7 @@ Member = tuple[int, str, str, bool, str, list[tuple[str, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A node's record of the time before its journal."""
+    """A node's records of the time before the first entry of its journal."""
 
     founding: object = None  # the encoded membership of the cluster's founding; None if the file lacks it
     changed: object = None  # the encoded memberships of removed entries; None without such entries
@@ -54,7 +54,7 @@ class Beginning:
 
 
 def read_beginning(ask: Ask, path: str) -> Beginning:
-    """Return the beginning of a journal.
+    """Return the records of the time before the first entry of a journal.
 
     Raises:
         JournalError: the journal's marks are malformed.

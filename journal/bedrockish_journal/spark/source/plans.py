@@ -202,10 +202,10 @@ def spans_between(start: Mapping[str, int], end: Mapping[str, int]) -> list[Span
 
 
 def safe_prefix(ask: Ask) -> dict[str, int]:
-    """Return the vector of the entries up to safe time, after which no entry with a smaller clock can be committed.
+    """Return the last tick of each timeline before the first entry with a clock above safe time.
 
-    An entry follows only entries with smaller clocks, so this prefix is causally closed. Only the entries beyond it are
-    read, which are few.
+    An entry follows only entries with smaller clocks, so the vector is causally closed. Only the entries above safe
+    time are read, which are few.
     """
     found = {leader: high for leader, (_, high) in bounds(ask).items()}
     found |= {leader: first - 1 for leader, first in ask(_UNSAFE, ())}

@@ -152,7 +152,7 @@ class Run:
     retries: int = 0  # how often a node ran a measured transaction again because of a conflict
     failures: int = 0  # commands that failed with a conflict, in all of the run
     total: int = 0  # all transactions, also those of the warm-up
-    written: int = 0  # the transactions among them that wrote
+    written: int = 0  # the writing transactions among all
 
     def __post_init__(self) -> None:
         self._lock, self._used_s, self._began = threading.Lock(), self.processor_s(), time.perf_counter()

@@ -94,7 +94,7 @@ def unwrap(error: BaseException) -> BaseException:
 
 
 def clean_environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
-    """Return the environment for a program of ours: this checkout first, and no setting of the user.
+    """Return the environment for a program of the project: it imports from this checkout, and has no user's settings.
 
     Another checkout is named by ``sources``, the folders from which the program imports. Bytecode is cached even where
     the environment forbids it, as container images do: compiling is half of a node's start time.
@@ -233,7 +233,7 @@ class LocalCluster:
         return sum(node.processor_s() for node in self.nodes if node.is_running)
 
     def url(self, first: int | None = None, *, only: bool = False, options: str = "") -> str:
-        """Return the URL of the cluster, beginning with one of its nodes, or of that node alone."""
+        """Return the URL of the cluster with the node ``first`` in front; with ``only``, that of this node alone."""
         order = self.nodes if first is None else [*self.nodes[first:], *self.nodes[:first]]
         hosts = ",".join(f"127.0.0.1:{n.port}" for n in (order[:1] if only else order))
         file = f"local={self.nodes[first].database}" if self.by_file and first is not None else ""
@@ -241,7 +241,7 @@ class LocalCluster:
         return f"bedrockish://{self.login}{hosts}" + (f"/?{'&'.join(given)}" if given else "")
 
     def peer_address(self, node: LocalNode, peer: LocalNode) -> str:
-        """Return where a node finds a peer; a subclass may put a proxy in between."""
+        """Return the address at which a node finds a peer; in some subclasses it is that of a proxy."""
         assert peer is not node
         return f"127.0.0.1:{peer.port}"
 
@@ -352,7 +352,7 @@ class LocalCluster:
         return wrong or "no answer"
 
     def stop(self) -> None:
-        """Ask every node to end and wait; kill the ones that do not, and say so in their logs."""
+        """Ask every node to end, and wait; kill each node that does not end in time, and note it in the node's log."""
         running = [node for node in self.nodes if node.is_running]
         for node in running:
             assert node.process is not None

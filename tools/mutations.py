@@ -71,7 +71,7 @@ SCOPES = {
 
 @dataclass(frozen=True)
 class Catch:
-    """The result for one fault."""
+    """The result of the hunt for one fault."""
 
     by: str
     where: str  # the scope, or the world's seed; the number of worlds if all of them held

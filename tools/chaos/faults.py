@@ -241,7 +241,7 @@ class Faults:
         return "ADD COLUMN", f"ALTER TABLE {table} ADD COLUMN extra TEXT DEFAULT 'none'"
 
     async def _change_members(self) -> None:
-        """Let a node join as a learner or a voter, work for some seconds, and leave while programs have its file."""
+        """Let a node join as a learner or voter, work for some seconds, and leave while programs have its file open."""
         names = NEWCOMERS[self._joined :]
         if self._struck or self._parted or self._is_changing or not names or self.luck.random() < 0.5:
             return

@@ -84,7 +84,7 @@ class Program:
             self.database = None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process; after SIGKILL it has ended when this returns."""
+        """Send a signal to the process, if it runs; after SIGKILL, wait until it has ended."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
             if number is signal.SIGKILL:

@@ -64,7 +64,7 @@ class Line:
         self._tell()
 
     def slow(self, seconds: float) -> None:
-        """Deliver each message this time after its arrival, in order."""
+        """Deliver each message ``seconds`` after its arrival, in order."""
         self._delay_s = seconds
         self._tell()
 

@@ -71,7 +71,7 @@ Answer = tuple[str, list[Step], str]  # outcome, the steps with their results, a
 
 
 class Keys:
-    """The keys in use; the first letter of a key is its kind."""
+    """The keys in use; the first letter of a key is its sort, as in ``READ``."""
 
     def __init__(self) -> None:
         self.all: list[str] = []

@@ -63,7 +63,7 @@ class Evidence:
         return None if found is None else found[0]
 
     def judge_value(self, reader: Operation, key: str, value: int) -> bool:
-        """Judge whether a read value was ever written, by a transaction that may be committed."""
+        """Return whether a transaction that may be committed wrote a value that was read; add a finding if not."""
         writer = self.writer(key, value)
         if writer is None:
             self.find(
@@ -81,7 +81,7 @@ class Evidence:
         return False
 
     def judge_last(self, reader: Operation, key: str, value: int) -> None:
-        """Judge the newest value that was read of a key: its writer must not have written the key again."""
+        """Add a finding if the writer of the newest value that was read of a key wrote to the key again later."""
         writer, later = self.writers[key][value]
         if writer != reader.id and later:
             text = f"T{reader.id} read {value} in {key}, and T{writer} wrote to it {later} more times after that"

@@ -83,7 +83,7 @@ class Names(Completer):
 
 
 def is_complete(text: str) -> bool:
-    """Return whether Enter ends the input, and not only a line of it."""
+    """Return whether a text is complete, so that Enter runs it instead of beginning another line."""
     return text.startswith(".") or sqltext.is_complete(text)
 
 

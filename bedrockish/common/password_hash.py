@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bedrockish.errors import UsageError
 
 SALT_BYTES, HASH_BYTES = 16, 32
-LOG_N, R, P = 14, 8, 1  # 16 MiB and some 50 ms
+LOG_N, R, P = 14, 8, 1  # parameters of scrypt: a hash takes 16 MiB and some 50 ms
 PASSWORD_CHARACTERS_MAX = 1000
 USER = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _FORM = re.compile(r"scrypt:([0-9]{1,2}):([0-9]{1,2}):([0-9]{1,2}):([\w-]{22}):([\w-]{43})", re.ASCII)

@@ -21,7 +21,7 @@ from bedrockish_net.loopback import is_loopback
 
 LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "BEDROCKISH_"
-OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # read in other modules
+OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # other modules read these variables
 NUMBER_MAX = 1 << 40
 ANY = ("0.0.0.0", "::")  # wildcard addresses, which no client can dial
 SHOWN_MAX = 200  # characters of a wrong value in an error's text
@@ -148,7 +148,7 @@ class _Given:
     """The value of a key, and the place where it was given."""
 
     value: object
-    where: str  # ready to begin an error text with
+    where: str  # the place, with which an error text begins
     is_text: bool  # from a flag or the environment: still to be read as a number or truth value
 
 
@@ -338,7 +338,7 @@ def _scalar(given: _Given, of: "dataclasses.Field[Any]") -> Any:
     assert isinstance(default, str)
     if not isinstance(value, str):
         raise ConfigError(f'{given.where}: {_shown(value)} is not a text; write it in quotes, such as "{default}"')
-    return check_path(value, given.where)  # all of them but ``level`` are paths
+    return check_path(value, given.where)  # all keys with a text but ``level`` are paths
 
 
 def _section(name: str, cls: type, given: Mapping[str, _Given]) -> Any:

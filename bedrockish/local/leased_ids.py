@@ -8,7 +8,7 @@ from bedrockish.engine.statements.rowid_allocator import LEASE_MAX, AutoIds
 from bedrockish.errors import UsageError
 
 __all__ = ["LEASE", "LEASE_MAX", "Given", "IdsNeededError", "LeasedIds"]
-LEASE = 64  # ids in one lease of the node, at least
+LEASE = 64  # the least number of ids in one lease
 
 
 class IdsNeededError(UsageError):

@@ -273,7 +273,7 @@ class LocalReads:
             except apsw.InterruptError as error:
                 if self._is_late():
                     raise TimeoutError from error
-                raise self._interrupted() from None  # by another thread, or by the progress handler
+                raise self._interrupted() from None  # another thread or the progress handler has interrupted the read
             except (BedrockishError, apsw.Error, TypeError, ValueError, OverflowError) as error:
                 self._leave_to_node(statements, error)
                 return None

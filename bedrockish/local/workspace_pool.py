@@ -60,7 +60,7 @@ class FileWorkspace:
             if has_temporary:
                 self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
             self.workspace = self.held.workspace if self.held is not None else Workspace(beside)
-            self.workspace.scope.locks = None  # rows are locked at the node
+            self.workspace.scope.locks = None  # only the node knows which rows are locked
             self.workspace.scope.tick = raise_node_needed
         except BaseException:
             self._release()
@@ -132,7 +132,7 @@ class WorkspacePool:
         self.reads = reads
         self.access = Access()  # the rights of the cluster's users
         self.ids = LeasedIds()  # the row ids leased by the node
-        self.known_schema: FileSchema | None = None  # as last read
+        self.known_schema: FileSchema | None = None  # the schema that was read last
         self._lock = threading.Lock()
         self._idle: list[FileWorkspace] = []
         self._is_closed = False
@@ -276,5 +276,5 @@ class WorkspacePool:
     def after_fork(self) -> None:
         """Leave the workspaces to the parent, without closing its connections."""
         connections.abandon((self._idle,))
-        self.ids.forget_leases()  # the parent gives these ids to its rows
+        self.ids.forget_leases()  # the leased ids belong to the parent
         self._idle, self._lock = [], threading.Lock()

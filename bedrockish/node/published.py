@@ -18,7 +18,7 @@ from bedrockish_net import local_socket
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.5  # between two heartbeats
-PAGE_MODE, SOCKET_MODE = 0o600, 0o600  # the file's owner alone
+PAGE_MODE, SOCKET_MODE = 0o600, 0o600  # only the user of the node may open them
 
 
 class Publisher:

@@ -121,7 +121,7 @@ class Runtime:
         self.gate = DurabilityGate(self, engine, self.boundary)
         self.output = PeerOutput(self.core, engine, self.gate, self.plugins)
         self.peers = PeerIntake(self.core, engine, self.known, self.plugins, self.output, self)
-        self.callers: set[Caller] = set()  # the connections of HTTP
+        self.callers: set[Caller] = set()  # the connections of HTTP clients
         self.publisher = Publisher(engine, self.core.state)
         self._inbox: deque[on.Event] = deque()
         self._asked: FairQueue[on.Submitted] = FairQueue()  # clients' requests before their turn, except short writes

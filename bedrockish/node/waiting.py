@@ -34,7 +34,7 @@ from bedrockish_net.stream import Link
 logger = logging.getLogger(__name__)
 
 CALLERS_MAX = 200
-RETRY_S = 5.0  # before a port is tried again
+RETRY_S = 5.0  # the pause before a port in use is tried again
 
 
 class WaitingNode:

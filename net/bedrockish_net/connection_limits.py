@@ -13,7 +13,7 @@ from collections.abc import Callable
 from bedrockish_net.errors import Code, RefusedError
 
 STRANGERS_MAX = 64
-SPEAKERS_MAX = 256  # callers that have sent HELLO and are being admitted
+SPEAKERS_MAX = 256  # the most callers that have sent HELLO and are being admitted
 CLIENTS_MAX = 2_000
 CLIENTS_PER_ADDRESS_MAX = 1_000
 

@@ -124,7 +124,7 @@ class FrameReader:
         if end - start <= SHORT_BYTES:
             payload = bytes(buffer[start:end])
         else:
-            with memoryview(buffer) as view:  # one copy, not two
+            with memoryview(buffer) as view:  # copies once; a slice of the buffer would copy twice
                 payload = bytes(view[start:end])
         self._at = end
         if end > KEPT_BYTES:  # free a long frame now, because the other end may not send another one

@@ -364,7 +364,7 @@ class Link:
                 self._end(Code.LOST, f"the stream to {self.remote.node} broke: {error_text(error)}")
                 return
             finally:
-                parts = (part := b"",)  # an error's traceback would keep the frame in memory
+                parts = (part := b"",)  # else an error's traceback would keep the sent bytes in memory
             self._is_sending = self._is_torn = False
 
     def _waiting(self) -> Iterable[bytes]:

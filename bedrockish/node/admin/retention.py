@@ -331,7 +331,7 @@ class Upkeep:
                 await self._durable()
                 before, room = room, journal.room
                 if room.free >= before.free:
-                    break  # other writes use the free pages as fast
+                    break  # other writes free pages as fast as pages are returned
                 given += before.free - room.free
         logger.info("gave %d free pages of the file back to the disk; %d are left", given, room.pages)
         return given

@@ -328,7 +328,7 @@ class Healer:
                 why.append(f"{source}: {error}")
                 logger.warning("not filled from %s: %s", source, error)
                 with suppress(OSError):
-                    remove(refill.refill_path(self._config.database))  # the next source needs its room
+                    remove(refill.refill_path(self._config.database))  # the next copy needs the space
                 continue
             logger.warning("filling the tables again from %s", source)
             self._restart(RestartError(f"filled again from {source}", copy))

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 COUNT, DISK = "internal_errors", "disk_errors"
 PLACES_MAX = 200  # places in the program that are remembered because their traceback was logged
 RECENT_S = 600.0
-PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before a background task that failed begins again
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # the pause before a failed background task is restarted
 
 
 class Faults:

@@ -28,7 +28,7 @@ class GroupTimer:
         self, commit_s: Callable[[], float], size_max: Callable[[], int], now: Callable[[], float] = time.monotonic
     ) -> None:
         self._commit_s, self._size_max, self._now = commit_s, size_max, now
-        self.together = 0  # how many requests were answered at once lately
+        self.together = 0  # how many requests were answered together the last time
         self._likely = 1  # the writes that are likely to arrive together
         self._wanted = 1  # the writes that the node waits for now
         self._until = 0.0

@@ -131,7 +131,7 @@ class WorkerPool:
         self._engine, self._core, self._places, self._deliver = engine, core, places, deliver
         self._faults, self._boundary = faults, boundary
         self._free: list[Workspace] = []
-        self._jobs: dict[object, Job] = {}  # the jobs with a waiter
+        self._jobs: dict[object, Job] = {}  # the jobs whose results are awaited
         self._queue: deque[Job] = deque()  # the jobs without a place
         self._running: set[Job] = set()
         self._clocks: WeakSet[_Clocks] = WeakSet()  # the clocks of all threads

@@ -32,7 +32,7 @@ class WriterThread:
             # The thread starts at once: the next task in the loop may already wait for it.
             trio.lowlevel.start_thread_soon(job.run, job.deliver)
         except RuntimeError:
-            return job.run()  # the machine has no room for another thread
+            return job.run()  # without room for another thread, the loop runs the action
         with trio.CancelScope(shield=True):
             await job.delivered.wait()
         return job.result()

@@ -85,7 +85,7 @@ class Streams:
         self._interactive, self._core, self._submit, self._snapshots = interactive, core, submit, snapshots
         self._bounds, self._damaged, self._workers = bounds, damaged, workers
         self._open: dict[str, Stream] = {}
-        self._opening: dict[str, tuple[object, str]] = {}  # owners and callers
+        self._opening: dict[str, tuple[object, str]] = {}  # name -> owner and caller
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._threads = trio.CapacityLimiter(THREADS)
 

@@ -189,7 +189,7 @@ class Programs:
         except UnavailableError as error:
             if error.details.get("command") != request.command:
                 raise
-            return Answer(NOTHING, Token())  # the command never will happen
+            return Answer(NOTHING, Token())  # a voter has made sure that the command never happens
 
     async def lease(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Lease ids of a table to a program of this machine, for rows of its transactions, or take unused ids back.

@@ -21,7 +21,7 @@ from bedrockish_net.stream import Link
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0  # how long requests under way may take
-LONG_S = 1.0  # the same for requests in a background worker, which other nodes can execute from the beginning
+LONG_S = 1.0  # how long requests in a background worker may take, which another node can execute again
 FLUSH_S = 1.0  # how long links and HTTP may take to send the last answers
 POLL_S = 0.01
 LOOKS = 2  # so many checks in a row have to find a condition false

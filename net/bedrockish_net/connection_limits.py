@@ -27,7 +27,7 @@ class ConnectionLimits:
         clients_max: int = CLIENTS_MAX,  # the greatest number of admitted clients
         # The greatest number of admitted clients from one address.
         clients_per_address_max: int = CLIENTS_PER_ADDRESS_MAX,
-        # The number of open files, sockets included, from which on clients are refused; members are not.
+        # The number of open files, sockets included, from which on clients are refused and only members are admitted.
         files_max: float = math.inf,
     ) -> None:
         self._files_max = files_max

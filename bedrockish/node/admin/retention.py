@@ -294,7 +294,7 @@ class Upkeep:
         """
         state = self._core.state
         if not state.clock.follows_wall or DISK_FULL in state.health.alarms:
-            return False  # a pack writes to the WAL, and the rest of the disk is reserved for decided entries
+            return False  # no entry has a known age, or the rest of the disk is reserved for decided entries
         oldest = max(0, moved(state.clock.safe, -max(PACKED_MS, 2 * state.settings.conflict_window_ms)))
         ends = trio.current_time() + PACKING_S
         while True:

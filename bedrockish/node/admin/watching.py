@@ -91,7 +91,7 @@ class Room:
     entries. After each such failure it waits longer, and probes for more.
 
     Args:
-        failures: how many times in a row the node has soon failed again.
+        failures: how many times in a row the node has failed soon after it had found room.
     """
 
     def __init__(self, path: str, failures: int = 0) -> None:

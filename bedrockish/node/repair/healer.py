@@ -293,7 +293,7 @@ class Healer:
         return True, f"its tables are those of {', '.join(node for node in agreeing if node != me)}"
 
     async def _agrees_with_journal(self, agrees: bool | None, why: str) -> tuple[bool | None, str]:
-        """Return whether the tables equal a replay of this node's journal, and why; if it is not whole, ``agrees``."""
+        """Return whether the tables equal a replay of the journal, and why; ``agrees`` if the journal is not whole."""
         same, why_not = await self._scrubber.fits_journal()
         if same is None:
             return agrees, f"{why}; and this node's journal does not tell: {why_not}"

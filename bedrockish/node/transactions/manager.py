@@ -692,7 +692,7 @@ class Transactions:
     def _commit_temporary(
         self, tx: OpenTransaction, running: TemporaryTransaction, last: Request
     ) -> steps.Steps[Answer]:
-        """Commit a transaction of a session with TEMP objects; TEMP tables keep its rows if it happens."""
+        """Commit a transaction of a session with TEMP objects; the TEMP tables keep its rows if the commit succeeds."""
         prepared = yield from steps.wait(partial(self._lending.finish, tx.work))
         self._find(tx.owner, tx.name)
         prepared = checked_read(tx, prepared)

@@ -25,7 +25,7 @@ class Alarm:
         self._wait: trio.CancelScope | None = None  # the scope in which the task sleeps until the next call
 
     def reschedule(self) -> None:
-        """Act earlier if ``when`` is earlier now. (If it is later, the task wakes at the old time and sleeps on.)"""
+        """Act earlier if ``when()`` has become earlier. If it has become later, the task wakes once and sleeps on."""
         at = self._next()
         if at < self._at:
             self._at = at

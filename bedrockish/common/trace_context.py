@@ -13,7 +13,7 @@ current_traceparent: ContextVar[str] = ContextVar("current_traceparent", default
 
 
 def read_traceparent(given: object) -> str:
-    """Return a valid ``traceparent`` unchanged; empty for an invalid one, for which no request is refused."""
+    """Return a valid ``traceparent`` unchanged; empty for an invalid one, because no request is refused for it."""
     return given if isinstance(given, str) and _PARENT.fullmatch(given) else ""
 
 

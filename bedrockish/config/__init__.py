@@ -1,1 +1,1 @@
-"""A node's configuration: read, checked, and its exposure to the network."""
+"""A node's configuration: reads and checks it, and refuses a node that is open to the network without protection."""

@@ -47,7 +47,7 @@ def connect(published: Published, facts: Facts) -> apsw.Connection:
     with _opening:
         if place not in _open:
             _check_alone(published.database, place)
-        with _lock:  # counted before it is open, because another thread may find its descriptor at once
+        with _lock:  # counted first: another thread may find the descriptor, and blame another library
             _open[place] = _open.get(place, 0) + 1
     try:
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI

@@ -2,7 +2,7 @@
 
 The node maps ``A.sqlite-node``, 4096 bytes, and writes to it; programs of the machine map it and read it. docs/wire.md
 has the format. A sequence number is odd while the node writes, and a checksum detects a torn copy. A reader that finds
-an odd number or a wrong checksum reads again; if neither ends, the reader treats the file as not served.
+an odd number or a wrong checksum reads again; if that does not help, it treats the file as not served.
 
 Before the node closes, exchanges or repairs its file, it raises ``generation`` on the page. So a reader that has opened
 the file, and then finds the generation unchanged, has opened the file that the node serves.

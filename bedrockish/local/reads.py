@@ -45,7 +45,7 @@ _Read = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 
 
 class _Known(NamedTuple):
-    """The last read. ``until``: the time up to which ``last_bytes``, of the page, prove that the node runs."""
+    """The last read. ``until``: the time up to which the node counts as running if the page has ``last_bytes``."""
 
     reader: Reader
     moment: FileMoment
@@ -405,7 +405,7 @@ class LocalReads:
     def close(self) -> None:
         """Close the file, and end the read of another thread; a second close does nothing.
 
-        A read of this thread that has called the program, such as its progress handler, ends and then closes the file.
+        If a read of this thread calls the program, such as its progress handler, the read ends and closes the file.
         """
         self._snapshots.is_closed = True
         with connections.lock_interrupting(self.lock, self.interrupt):

@@ -140,7 +140,7 @@ class LocalTransaction:
         return result
 
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
-        """Run a text that has run here before, in less time than ``run``; return None if ``run`` must run it.
+        """Run a text that has run here before; this is quicker than ``run``. Return None if ``run`` must run it.
 
         Args:
             values: parameters that SQLite stores without conversion.

@@ -92,7 +92,7 @@ class LocalTransactions:
                 self.pool.close(file_workspace)
             return None  # the transaction begins at the node, which raises the error if it remains
         self._open[request.command] = made
-        if self.is_closed:  # by another thread, which has not seen this transaction among the open ones
+        if self.is_closed:  # another thread has closed the session before this transaction was in ``_open``
             made.end(closed())
         return made
 
@@ -249,7 +249,7 @@ class LocalTransactions:
         self._lose_at_close()
 
     def _lose_at_close(self) -> None:
-        """Drop the TEMP objects of a closed session; a thread that is beginning a transaction with them does so."""
+        """Drop the TEMP objects of a closed session, or leave that to a thread that is beginning a transaction."""
         if self._beginning.acquire(blocking=False):
             try:
                 self.lose_temporary()

@@ -3,7 +3,7 @@
 The first SIGTERM or SIGINT starts a departure. The node keeps voting and reading its links until its own requests are
 answered and durable. Statements that run in background workers are interrupted after a second, and answered as not
 executed. Its last message to each client says that the node has executed only the requests that it has answered, so
-that the client can send the others to another node.
+that the client can send its other requests to another node.
 """
 
 import logging
@@ -21,7 +21,7 @@ from bedrockish_net.stream import Link
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0  # how long requests under way may take
-LONG_S = 1.0  # how long requests in a background worker may take, which another node can execute again
+LONG_S = 1.0  # how long requests in background workers may take; another node can execute them again
 FLUSH_S = 1.0  # how long links and HTTP may take to send the last answers
 POLL_S = 0.01
 LOOKS = 2  # so many checks in a row have to find a condition false

@@ -71,7 +71,7 @@ async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, 
 def why_no_room(path: str, size: int = PROBE_BYTES) -> str:
     """Return why a file cannot be opened and get ``size`` bytes more now, for people; empty if it can.
 
-    Less free space than the reserve is not enough, because the node would stop again at once.
+    The reserve has to be free, too: otherwise the node would stop again at once.
     """
     files = open_files()
     if files["open"] >= files["max"]:

@@ -32,7 +32,7 @@ AGAIN_S = 30.0  # before the next attempt, when no other node answered
 RANGE_ROWS = 500
 DOUBT_S = 1.0  # between two checks whether a transaction came whose before-images differ from this voter's rows
 ORDER_S = 5.0  # the least time between two comparisons by order
-REST = 4  # the least pause after a range, in durations of the range: few rows of a small table take long, too
+REST = 4  # the least pause after a range, as a multiple of its duration: a small table takes long for its few rows
 
 
 @asynccontextmanager

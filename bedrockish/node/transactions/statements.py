@@ -103,7 +103,7 @@ class StatementRunner:
         try:
             result, error = await self._workers.run(request, lambda workspace: resume(workspace, done, statement))
         finally:
-            if work.ended:  # it ended while it was resumed, so only this code can release the rows it then locked
+            if work.ended:  # it ended while it was resumed: only this code can release the rows that it has locked
                 self._engine.locks.release(work.command)
         sets = work.sets
         assert sets is not None

@@ -95,7 +95,7 @@ class Attempt:
         for node in state.roster.voters:
             if node != state.me and node not in self.approvals and node not in self.rejects:
                 lost += not patient or not state.roster.peers[node].up
-        # Lost if the other voters are too few for a quorum.
+        # Without the lost voters, the others are too few for a quorum.
         return lost > len(state.roster.voters) - state.roster.quorum
 
 
@@ -298,7 +298,7 @@ class Attempts:
         self.state.counts["given_up"] += 1
         lost = attempt.lost_for()
         if lost is not None:
-            # Counts the conflict by table or index, for the operator.
+            # Count the conflict by table or index, for the operator.
             note_conflict(self.state.counts, attempt.transaction.access_set, lost.key)
             self.state.note_rival(lost.key, lost.other)
         # The transaction stays pending here until a majority has accepted its rollback: a recovery may still commit it.

@@ -205,10 +205,10 @@ class Coordinator:
     # -- the handlers of the stages --------------------------------------------------------------------------------
 
     def _take_up(self, inflight: InFlight, _end: End = None) -> Step:
-        """Execute a request, or begin its kept execution again, unless an obstacle is known that would make it lose."""
+        """Execute a request, or begin its kept execution again, unless a known obstacle would make it lose."""
         inflight.is_free = False
         found: Step | None = None
-        # A first execution may be a read that need not wait.
+        # Execute a request once before it waits for anything: it may be a read, which need not wait.
         if inflight.access_set is not None or inflight.read is not None:
             found = self._schema_ahead(inflight)
         if found is None and inflight.goes_first:
@@ -346,7 +346,7 @@ class Coordinator:
         rests_on: Prepared | None = error.rests_on
         read = move(self.state, inflight, rests_on) if inflight.once and rests_on is not None else rests_on
         # Two kinds of errors are answered at once: an error that does not depend on data, such as a syntax error, and
-        # the error that the data has changed.
+        # an error that says that the data has changed.
         if read is None or isinstance(read, BedrockishError):
             return read or error
         # Below the level ``strict``, a refusal may rest on old data, as an answer may; if this node knows of commits

@@ -77,7 +77,7 @@ class Reservations:
     # -- our own ---------------------------------------------------------------------------------------------------
 
     def reserve_if_needed(self, inflight: InFlight, access_set: AccessSet, kind: str = ROWS) -> None:
-        """Make a reservation for a request, if it needs one after it has failed for, or waits for, other transactions.
+        """Make a reservation for a request that has lost to other transactions or waits for them, if it qualifies.
 
         Args:
             access_set: the access set of its last execution.

@@ -141,7 +141,7 @@ def _rests_on(command: str, prepared: Prepared, now: int) -> tuple[AccessSet, in
         # The check includes the command id and a present clock: the command may have happened elsewhere, or a schema
         # change may have come into force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
-    # A membership change depends on the membership in its base: committed after another change, it would undo that.
+    # A membership change depends on the membership in its base: committed after another one, it would undo that one.
     return access_set, KEEPS_BASE if prepared.clock or prepared.kind == MEMBERS else prepared.config
 
 

@@ -90,7 +90,7 @@ class Turns:
         return self.turn_ms(alters=alters) * len(self.before(leader))
 
     def turn_ms(self, *, alters: bool) -> float:
-        """Return the milliseconds of a turn; a schema change is executed in it, for as long as the last one here."""
+        """Return the milliseconds of a turn; with ``alters``, it includes the time to execute a schema change."""
         return 1000 * (COMMITS * self._state.commit_s + (self.change_s if alters else 0.0))
 
     def note_change(self, seconds: float) -> None:
@@ -270,7 +270,7 @@ class WaitQueue:
         return list(found.values())
 
     def stay(self, inflight: InFlight, others: Sequence[InFlight], txid: Txid) -> None:
-        """Keep the requests of a shared transaction that was given up waiting behind the request that led it."""
+        """Put requests behind the request that led them, because the transaction that they shared was given up."""
         for other in others:
             other.move(Stage.WAITING)
         inflight.behind.extend(other.number for other in others)
@@ -372,7 +372,7 @@ class Together:
             self._ready.add(group[0])
 
     def note_executed(self, inflight: InFlight) -> None:
-        """Record that the first request of a group is executed; the group waits for it only during its execution."""
+        """Record that a group's first request begins its execution; the group waits for it only until that ends."""
         # Requests for the same key wait for its end anyway; only requests that were merely batched need not wait.
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight

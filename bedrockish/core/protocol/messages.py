@@ -171,8 +171,8 @@ class Refused:
 
 @value
 class Outcome:
-    """The outcome of a transaction. ``leader`` and ``tick``: the place of the entry of a commit, which
-    the receiver fetches if it lacks it.
+    """The outcome of a transaction. ``leader`` and ``tick``: the place of a commit; a receiver that lacks
+    the entry fetches it.
     """
 
     txid: Txid

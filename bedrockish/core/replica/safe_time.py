@@ -117,7 +117,7 @@ class SafeTime:
                 known.report = None
 
     def advance(self) -> None:
-        """Advance the three times as far as possible."""
+        """Advance closed time, the cut and safe time as far as possible."""
         state, clock, roster = self.state, self.state.clock, self.state.roster
         if not state.health.applies:
             return  # this node applies no entries, so it must not put a schema change in force

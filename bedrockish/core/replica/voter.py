@@ -44,7 +44,7 @@ class Voter:
         self.compared: dict[Txid, Transaction] = {}  # BEGINs whose rows are being compared
         self.barrier: Barrier | None = None
         self.approved: list[Transaction] = []  # the transactions approved since the node last read this
-        self.rivals: list[str] = []  # the leaders whose BEGINs conflicted with transactions of this node, since then
+        self.rivals: list[str] = []  # the leaders whose BEGINs conflicted with ours since the node last read this
 
     def on_begin(self, peer: str, message: Begin) -> None:
         """Answer a BEGIN, now or when its base is covered.

@@ -233,14 +233,14 @@ class CommitWindow:
         return min((*(known.txid.clock for known in newer), *filter(None, packed)), default=None)
 
     def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
-        """Set the floor after a restart: the timelines are applied up to ``applied``, and only ``ticks`` were added."""
+        """Set the floor after a restart, when of the commits up to ``applied`` only those at ``ticks`` were added."""
         found: dict[str, set[int]] = {}
         for leader, tick in ticks:
             found.setdefault(leader, set()).add(tick)
         for leader, last in applied.items():
             known = found.get(leader, set())
             if leader not in self._retired:
-                # The floor is the last gap before the end: a base below it may lack commits that are not known here.
+                # The floor is the last tick that is unknown here: a base below it may lack unknown commits.
                 self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in known), 0)
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:

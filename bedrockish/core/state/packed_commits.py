@@ -42,7 +42,7 @@ class Retirement:
         return [*self.places, *(self.later.all_places() if self.later is not None else ())]
 
     def newest(self) -> Place:
-        """Return a place that every later base covers."""
+        """Return the place of the last of these retirements, which every later base covers."""
         return self.places[0] if self.later is None else self.later.newest()
 
 
@@ -218,7 +218,7 @@ class Segment:
         for owner in range(len(self._clocks)):
             if any(leader in leaders for leader, _ in self._places_of(owner)):
                 self._more.setdefault(owner, []).extend(change.all_places())
-        # Later bases do not name these timelines any more.
+        # A base with the change does not name these timelines any more.
         if leaders & self.covered.keys():
             kept = {leader: tick for leader, tick in self.covered.items() if leader not in leaders}
             self.covered = merge(kept, dict([change.newest()]))

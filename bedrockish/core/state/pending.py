@@ -64,7 +64,7 @@ class Pending:
         return self._index.is_writing(key)
 
     def schema_changes(self) -> list[Transaction]:
-        """Return the pending schema changes: usually none, and several only if they conflict."""
+        """Return the pending schema changes, usually none."""
         ranged = (self.transactions[txid] for txid in self._index.ranged())
         return [one for one in ranged if one.kind == SCHEMA]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SCHEMA_GRACE_MS = 20  # how much later than a schema change's activation clock time is closed, for BEGINs under way
+SCHEMA_GRACE_MS = 20  # time is closed up to the activation of a schema change this much later, for BEGINs under way
 
 
 @dataclass(frozen=True, slots=True)

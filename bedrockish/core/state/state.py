@@ -280,10 +280,9 @@ class State:
         return txid in self.votes.done or self.is_in_journal(txid)
 
     def is_in_journal(self, txid: Txid) -> bool:
-        """Return whether the journal has a transaction from an earlier step; searched only for settled clocks above
-        safe time.
+        """Return whether the journal has a transaction; entries of this step are not in the journal yet.
 
-        For other clocks, False says nothing.
+        Only settled clocks above safe time are looked up; for other clocks, False says nothing.
         """
         return self.clock.safe < txid.clock <= self.clock.settled and self._lookups.has_applied(txid)
 

@@ -77,14 +77,14 @@ class Scope:
         return one + other in self.cut or other + one in self.cut
 
     def with_(self, **changes: object) -> "Scope":
-        """Return the scope with some fields changed, to which the limits count as well."""
+        """Return the scope with some of its own fields, or those of its limits, changed."""
         limits = {name: changes.pop(name) for name in list(changes) if name in LIMITS}
         return replace(self, limits=replace(self.limits, **limits), **changes)  # type: ignore[arg-type]
 
 
 MEET = (("A", "P", "x"), ("B", "Q", "x"))
 PASS = (("A", "P", "x"), ("B", "Q", "y"))
-SAME = (("A", "P", "x"), ("B", "P", "y"))  # one command, which has another effect at another node
+SAME = (("A", "P", "x"), ("B", "P", "y"))  # one command at two nodes, with another effect at each
 CHAIN = (("A", "P", "x"), ("B", "Q", "x", "y"), ("C", "R", "y"))
 ALONE = (("A", "P", "x"),)
 LARGE = (("A", "P", "x" * 300),)

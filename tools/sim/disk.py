@@ -153,7 +153,7 @@ class Image:
         return {leader: len(entries) for leader, entries in self.timelines.items()}
 
     def recover(self, node: str, store: str, window_ms: int, window_entries: int = 1 << 62) -> Recovered:
-        """Return the state for a starting node, as the real engine does."""
+        """Return the facts with which a node starts on this file, as the real engine does."""
         safe = self.meta.get("safe", 0)
         settled = max(safe, self.meta.get("settled", 0))
         clocks = sorted((txid.clock for txid in self.txids), reverse=True)

@@ -111,7 +111,7 @@ class Histories:
             self.broken(f"journals obey the law {finding.check}", finding.text)
 
     def _ends_of_retired(self) -> dict[str, int]:
-        """Return the last tick of each retired timeline; check that only further labels of commits come after it."""
+        """Return the last tick of each retired timeline; check that only second labels of commits come after it."""
         ends: dict[str, int] = {}
         for entry in self.first.values():
             if entry.transaction.kind == MEMBERS:

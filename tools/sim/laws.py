@@ -74,7 +74,7 @@ class Laws:
         self.schemas = Schemas(world)
         self.moving = Moving()
         self.retired: dict[int, Collection[str]] = {0: ()}  # the retired timelines, by version of the membership
-        self.voters: dict[int, Collection[str]] = {}  # the voters, by version of the membership; not of the founders'
+        self.voters: dict[int, Collection[str]] = {}  # the voters, by version of the membership, from 1 on
 
     def broken(self, law: str, story: str) -> None:
         """End the world because a law is broken."""

@@ -70,7 +70,7 @@ class Operator:
         elif self._raises():
             self._go(self._change(MemberChange(RAISE, self.world.membership.nodes[0])))
         elif former and not self.stopped and self.names.random() < self.world.options.names_again:
-            name = self.names.choice(former)  # installed on an empty file
+            name = self.names.choice(former)  # the node is installed again, on an empty file
             store = f"second file of {name}"
             self._go(self._change(MemberChange(ADD, name, f"{name.lower()}:4200", store=store)))
         elif self.world.options.changes_every_s and not self.stopped:

@@ -205,18 +205,18 @@ def draw_options(seed: int) -> Options:
 
 def draw_wide_options(seed: int) -> Options:
     """Return the options of a world of any kind."""
-    options, luck = _with_rest(_wide_options(seed)), Random(f"damage {seed}")
+    options, luck = _quorum_first(_wide_options(seed)), Random(f"damage {seed}")
     return _damage(options, luck, every_s=(0.1, 0.5, 2.0))
 
 
-def _with_rest(options: Options) -> Options:
-    """Return the options, in every second world with leaders that ask a quorum first."""
+def _quorum_first(options: Options) -> Options:
+    """Return the options, changed in every second world so that leaders ask a quorum first."""
     luck = Random(f"rest {options.seed}")
     return options if luck.random() < 0.5 else options.with_(ask_rest_ms=luck.choice((1, 10, 10, 30)))
 
 
 def _damage(options: Options, luck: Random, every_s: tuple[float, ...]) -> Options:
-    """Return the options, in every fourth world with damaged rows.
+    """Return the options, changed in every fourth world so that rows are damaged.
 
     Such a world has no schema changes, because their effect on damaged tables is not modelled.
     """
@@ -274,7 +274,7 @@ def _wide_options(seed: int) -> Options:
 
 def draw_hard_options(seed: int) -> Options:
     """Return the options of a small world with many conflicts, recoveries and restarts, which finds most faults."""
-    options, luck = _with_rest(_hard_options(seed)), Random(f"hard damage {seed}")
+    options, luck = _quorum_first(_hard_options(seed)), Random(f"hard damage {seed}")
     return _damage(options, luck, every_s=(0.05, 0.2))
 
 

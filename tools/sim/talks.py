@@ -119,7 +119,7 @@ def answer_of(entry: Entry, request: Request) -> Answer:
 
 
 def again(image: Image, entry: Entry, request: Request, request_id: int) -> Answer | BedrockishError | Decided:
-    """Return the answer to a request whose command has happened before, or ``Decided`` if its schema change waits."""
+    """Return the answer to a request whose command has happened before, or ``Decided`` before its activation."""
     answer = answer_of(entry, request)
     if image.scheduled is not None and image.scheduled.txid == entry.txid:
         return Decided(request_id, entry.txid, answer)

@@ -139,7 +139,7 @@ class LocalReads:
         """Attach a file read-only, or detach it, on all connections of the session.
 
         Raises:
-            UsageError: a block holds a snapshot.
+            UsageError: the program is in a ``snapshot`` block.
             SqlError: the name is taken or unknown, or the file cannot be read.
         """
         with self.lock:
@@ -202,7 +202,7 @@ class LocalReads:
         """Run statements as ``read`` does; also wait at most ``budget_s`` for the read of another thread.
 
         Raises:
-            TimeoutError: see ``read``, or another thread reads.
+            TimeoutError: see ``read``, or another thread reads for longer than ``budget_s``.
             BedrockishError: see ``read``.
         """
         lock = self.lock

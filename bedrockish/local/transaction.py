@@ -106,7 +106,7 @@ class LocalTransaction:
         Raises:
             NodeNeededError: the transaction must move to the node.
             IdsNeededError: ids must be leased; afterwards the caller runs the statement again.
-            BedrockishError: as at the node. After a usage error the transaction stays open, unless ``is_over``.
+            BedrockishError: as the node raises it. After a usage error the transaction stays open, unless ``is_over``.
         """
         try:
             with self.lock, self._statement:

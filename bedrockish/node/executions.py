@@ -267,7 +267,7 @@ def again(engine: Engine, entry: Entry, request: Request, request_id: int) -> An
     For a schema change that is not in force here yet, return the event ``Decided`` for the core instead.
 
     Raises:
-        CommandIdError: the id is another user's or another request's, or was settled before the request happened.
+        CommandIdError: the id is another user's or another request's, or was settled, so the request never happens.
         ConstraintError: the command was a schema change that failed on the data.
         VoidedError: no node could apply the entry, and an operator had its changes skipped.
     """

@@ -233,7 +233,7 @@ class Mesh:
 
         Args:
             held: returns the bytes that the node holds for a client, without the send buffer of its link.
-            least: the bytes, including the send buffer.
+            least: the fewest bytes for which a client is disconnected, including the send buffer.
             stuck_seconds: only clients that have read nothing for this long are disconnected.
         """
         stuck = [link for link in self._clients if link.closed is None and link.stuck_seconds >= stuck_seconds]

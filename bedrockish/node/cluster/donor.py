@@ -56,7 +56,7 @@ class Donor:
     """Gives new nodes the facts about the cluster, and copies of this node's file.
 
     Args:
-        database: path of the file; copies are made next to it.
+        database: path of the node's file; copies are made next to it.
     """
 
     def __init__(self, core: Node, engine: Engine, database: str, durable: Durable) -> None:
@@ -88,7 +88,7 @@ class Donor:
         """Make a copy of the node's file as it is now, and lend it to the caller.
 
         Raises:
-            UnavailableError: another client is using a copy, this node is not a good source, or has no room for one.
+            UnavailableError: another client is using a copy, or this node is out of service or has no room for one.
             ConfigError: the copy cannot be written.
         """
         self._check()

@@ -142,7 +142,7 @@ def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: i
     refusal would stop us for ever.
 
     Args:
-        said: the ``info`` of its refusal.
+        said: the ``info`` of the member's refusal.
         own: the facts of this node's file in its HELLO.
         batches: the number of batches in the file now.
     """

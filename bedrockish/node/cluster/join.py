@@ -110,7 +110,7 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
         replay: fetch the journal when the node runs, instead of a copy of a file now.
 
     Raises:
-        ConfigError: the node has a file already, another process makes it, or no address that others could use.
+        ConfigError: the node's file exists, another process makes it, or the node has no address for others.
         MembershipError: the cluster does not admit the node.
         BedrockishError: no node could be asked, or none could give a copy.
     """

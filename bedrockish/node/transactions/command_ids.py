@@ -14,7 +14,7 @@ def check_request(access: Access, entry: Entry, request: Request) -> None:
 
     Raises:
         ForbiddenError: the cluster does not know the user.
-        CommandIdError: the id is another user's or another request's, or was settled before the request happened.
+        CommandIdError: the id is another user's or another request's, or was settled, so the request never happens.
     """
     command = request.command
     check_owner(access, entry.transaction.user_of(command), command, request.user)
@@ -49,7 +49,7 @@ def check_digest(kept: bytes, command: str, digest: bytes) -> None:
     """Check that a command was a request with this digest; ``kept``: the digest kept of it, empty if unknown.
 
     Raises:
-        CommandIdError: it was another request.
+        CommandIdError: the command was another request.
     """
     if kept not in (b"", digest):
         raise CommandIdError(

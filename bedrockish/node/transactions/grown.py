@@ -53,7 +53,7 @@ class GrownTransactions:
         Return the commits that the transaction sees; None if it goes on where it was.
 
         Raises:
-            ConflictError: data or a schema on which it rests has changed.
+            ConflictError: data or a schema on which the transaction rests has changed.
         """
         engine = self._lending.engine
         try:

@@ -220,7 +220,7 @@ class Transactions:
         """Do one operation of a client on a transaction or a streamed result.
 
         Args:
-            op: ``begin``, ``statements``, ``commit``, ``rollback`` or ``settle``; or one of a streamed result.
+            op: ``begin``, ``statements``, ``commit``, ``rollback`` or ``settle``; or one of ``Streams.handle``.
             request: names the transaction by its command, and brings the statements.
 
         Raises:

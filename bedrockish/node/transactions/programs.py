@@ -127,7 +127,7 @@ class Programs:
         Return the answer; or the rest of the operation, if it has to wait.
 
         Raises:
-            BedrockishError: it did not happen.
+            BedrockishError: the error with which the COMMIT ended.
         """
         return steps.begin(self._commit(as_part_of_trace(request), data, is_nodes=is_nodes))
 

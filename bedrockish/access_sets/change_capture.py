@@ -224,7 +224,7 @@ class Capture:
             if old is None or new is None or found is None or new[-1] == old:
                 continue
             size, rowids = found[0], memoryview(found[1]).cast("q")
-            width = max(1, len(old) // size)  # bytes for each row; 1 if a row has only a bit
+            width = max(1, len(old) // size)  # bytes of a row in the chunk; 1 if a row has only a bit
             for at in range(0, len(old), width):
                 if new[-1][at : at + width] != old[at : at + width]:
                     first = at * size // len(old)

@@ -7,7 +7,7 @@ T = TypeVar("T")
 Check = Callable[[], None]
 """A function that returns while the analysis may go on, and raises an error when its time is used up."""
 
-EVERY = 256  # instructions between two checks
+EVERY = 256  # instructions that are analysed between two checks of the time
 
 
 class TooDearError(Exception):

@@ -70,7 +70,7 @@ def constant(value: Any) -> Atom:
 
 
 class Registers:
-    """The value sets of a statement's programs."""
+    """The possible values of the registers of a statement's programs."""
 
     def __init__(self, programs: list[Program], schema: Schema, check: Check = unlimited) -> None:
         self._schema, self._programs, self._check = schema, programs, check

@@ -180,7 +180,7 @@ class Engine:
                 prepared = self._roll_back(self._execute, request, base, version, budget_s, at_once=False)
         finally:
             if self.locks.held:
-                self.locks.release(request.command)  # the coordinator knows the request's writes from now on
+                self.locks.release(request.command)  # from now on, the coordinator reports the written rows as taken
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
     def _execute(

@@ -26,7 +26,7 @@ _UPKEEP = frozenset({"merge", "optimize", "rebuild"})
 
 
 class Command(NamedTuple):
-    """A command in the text of a statement."""
+    """A command of a virtual table, in the text of a statement."""
 
     table: str  # the name of the virtual table
     is_literal: bool  # whether its values are in the text, or can be written into the text

@@ -290,7 +290,7 @@ class Mixed:
 
     def _check(self, piece: Compiled) -> None:
         """Refuse a statement that reads data that differ between nodes."""
-        # A statement that shows the schema runs only here.
+        # A statement that shows the schema runs only here, and not again at the activation.
         shows_schema = piece.kind == READ and piece.whole_schema and not piece.checks_keys
         if piece.settings and not shows_schema:
             way = f"PRAGMA {min(piece.settings)} is the session's own: switch it off, or use two transactions"

@@ -60,7 +60,7 @@ Overtaken = Callable[[Growing, Mapping[str, int]], BedrockishError | None]
 class Interactive:
     """The executor of the statements of all open transactions of a node."""
 
-    # The error for a change of the schema within a longer text.
+    # The error for a schema statement in a text with further statements.
     no_schema = "a schema statement in a transaction must be a text of its own"
 
     def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
@@ -91,7 +91,7 @@ class Interactive:
         found = self._executor.texts.pieces(statement, work.user)
         while True:
             self.engine.wait_for_writer()
-            self.parts.applier.switch_on()  # a statement is compiled with its triggers
+            self.parts.applier.switch_on()  # otherwise a statement would be compiled without its triggers
             piece, params = next(found, (None, ()))
             if piece is None:
                 return
@@ -521,7 +521,7 @@ class Interactive:
         self._db.set_last_insert_rowid(work.lastrowid)
 
     def redo(self, changes: list[Change]) -> None:
-        """Write changes of the transaction that is inside again.
+        """Repeat changes of the transaction that is swapped in, after their rollback.
 
         Raises:
             ConflictError: the rows do not fit.

@@ -114,7 +114,7 @@ class _Merger:
 
 
 def _can_merge(prepared: Prepared) -> bool:
-    """Return whether a transaction only changes rows, and has no value of the clock."""
+    """Return whether a transaction changes rows, has no spans, no clock and no delay, and is not merged already."""
     return prepared.kind == ROWS and not (
         prepared.readonly or prepared.clock or prepared.spans or prepared.joined or prepared.delay_ms
     )

@@ -42,7 +42,7 @@ class Logged:
 
 
 class TransactionWorkspace(Protocol):
-    """The workspace of an open transaction, a copy of the database or an overlay, as far as its end needs it."""
+    """The workspace of an open transaction, a copy of the database or an overlay: the methods with which it ends."""
 
     version: int
 

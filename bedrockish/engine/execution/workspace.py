@@ -377,7 +377,7 @@ class Writer:
         return self.journal_in_memory is in_memory
 
     def allow_temporary(self, most_bytes: int) -> None:
-        """Allow TEMP objects, which may take so many bytes."""
+        """Allow TEMP objects, whose rows may take ``most_bytes``."""
         self.executor.allow_temporary()
         page_bytes = self.db.execute("PRAGMA temp.page_size").fetchone()[0]  # type: ignore[index]
         self.db.execute(f"PRAGMA temp.max_page_count = {max(most_bytes // page_bytes, 16)}").fetchall()

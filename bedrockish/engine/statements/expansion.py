@@ -72,7 +72,7 @@ class Expansion:
 
     def __init__(self, definitions: Definitions | None = None, known: "Expansion | None" = None) -> None:
         self._definitions = definitions
-        self._parsed: dict[str, list[tuple[Definition, Parsed]]] = {}  # by table or view, the texts written out
+        self._parsed: dict[str, list[tuple[Definition, Parsed]]] = {}  # table or view -> its texts that SQLite writes out
         self._views: dict[str, Parsed] = {}
         self._columns: dict[str, int] = {}
         self._tables: dict[str, int] = {}

@@ -169,7 +169,7 @@ class InsertParser:
         )
 
     def split(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the first token of each part between commas, and the token after it, by their indexes."""
+        """Return the index of the first token of each part between commas, and the index after the part."""
         parts, begin, at = [], first, first
         while at < end:
             if self.tokens[at].text == "(":

@@ -27,7 +27,7 @@ WITH_ARGUMENT = frozenset(
     {
         *("foreign_key_check", "foreign_key_list", "index_info", "index_list", "index_xinfo", "integrity_check"),
         *("quick_check", "table_info", "table_list", "table_xinfo"),
-        # SQLite ignores the argument of the following.
+        # SQLite ignores the argument of the PRAGMAs below.
         *("collation_list", "compile_options", "data_version", "database_list", "freelist_count", "function_list"),
         *("module_list", "page_count", "pragma_list"),
     }
@@ -114,7 +114,7 @@ _ACTS = frozenset({"incremental_vacuum", "shrink_memory"})  # PRAGMAs that also 
 
 def lacks_statistics(db: apsw.Connection) -> bool:
     """Return whether SQLite's own PRAGMA optimize would gather statistics of a user's table now."""
-    found = db.execute("PRAGMA main.optimize(0x10003)")  # all tables; only list the statements
+    found = db.execute("PRAGMA main.optimize(0x10003)")  # flags: examine all tables, only list the statements
     return any('"main"."bedrockish_' not in str(sql) for (sql,) in found)
 
 

@@ -185,7 +185,7 @@ def everyone_may_read(path: Path) -> bool:
 
 
 def check_version(version: str) -> None:
-    """Check SQLite's version.
+    """Check that SQLite has at least the version ``SQLITE_VERSION_MIN``.
 
     Raises:
         ConfigError: it is too old.

@@ -178,7 +178,7 @@ class Journal:
 
     @property
     def size(self) -> Size:
-        """The size of the journal."""
+        """The present number, bytes and least clock of the journal's entries."""
         return Size(*pruning.size(self._db))
 
     def aged(self, clock: int) -> int:

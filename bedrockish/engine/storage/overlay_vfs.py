@@ -167,7 +167,7 @@ class Written:
             return
         try:
             if self._file is None:
-                import tempfile  # here: it imports the compressors, and few transactions are so large
+                import tempfile  # only here: it imports the compressors, and few transactions are so large
 
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (open until ``clear``)
             place = self._places.get(number)
@@ -266,7 +266,7 @@ class OverlayFile(apsw.VFSFile):
         return self._pages_now * self._page_bytes
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
-        """Drop the pages at the end."""
+        """Drop the pages beyond the new size."""
         self._pages_now = newsize // self._page_bytes
         self._written.cut(self._pages_now)
 

@@ -19,7 +19,7 @@ from bedrockish.errors import UnavailableError
 
 LENT, REFILL, MOMENT, PROOF, PROBE = ".lent", ".refill", ".moment", ".proof", ".probe"
 PROBE_BYTES = 256 << 10  # a node that waits for room resumes once it can write so many bytes: more than most batches
-PROBE_BYTES_MAX = 64 << 20  # the bytes for a node that has resumed and failed again, perhaps at a batch of many entries
+PROBE_BYTES_MAX = 64 << 20  # the most such bytes, for a node that has resumed and failed again at a long batch
 REASONS = {
     errno.ENOSPC: "its disk is full",
     errno.EDQUOT: "its quota is used up",

@@ -50,7 +50,7 @@ class Wal:
         self._reserved_at = self.frames  # frames when ``reserve`` was called last
         self._most = (
             self._frames_by_room()
-        )  # frames at which the WAL restarts because of its disk, if the caller allows more
+        )  # frames at which the WAL restarts on a small disk, even if the caller allows more
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
         sync(self._path.parent)
@@ -74,7 +74,7 @@ class Wal:
         return self._data_version() != self._version
 
     def rolled_back(self) -> None:
-        """Allow for a rollback of the writer's transaction by SQLite after a failure; the next transaction is open.
+        """Keep a rollback by SQLite from counting as another program's commit; the writer's next transaction is open.
 
         After a failed write SQLite drops its cached pages, and changes data_version as if another program had
         committed. Only the WAL itself tells the two cases apart, so it is read.
@@ -123,7 +123,7 @@ class Wal:
             ) from error
 
     def _frames_by_room(self) -> int:
-        """Return at how many frames the WAL restarts because of its disk.
+        """Return at how many frames the WAL restarts so that it leaves room on its disk.
 
         A checkpoint lengthens the database file. A WAL that has taken the last room of the disk could not be copied,
         and so would keep that room for ever.
@@ -237,7 +237,7 @@ class Wal:
 
 
 def sync(path: Path) -> None:
-    """Make a file that no connection of this process has open durable, or the names of the files in a directory."""
+    """Make a file durable, which no connection of this process may have open, or the names of a directory's files."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

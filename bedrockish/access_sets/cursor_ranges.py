@@ -52,7 +52,7 @@ _OF_COLUMNS = (
 )
 """Opcodes that depend only on the id of the cursor's row and on the column that they name, not on the whole row."""
 
-_SKIP_LOCKED = f"{SKIP_LOCKED}("  # the beginning of P4 in a call of the function
+_SKIP_LOCKED = f"{SKIP_LOCKED}("  # the beginning of P4 in a call of ``skip_locked``
 
 # The instructions with which every AUTOINCREMENT insert begins and ends.
 _SEQUENCE_READ = ("String8", "Null", "Rewind", "Column", "Ne", "Rowid", "Column", "AddImm", "Copy", "Goto", "Next")

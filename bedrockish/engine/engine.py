@@ -61,7 +61,7 @@ WINDOW_MS = 60_000  # the default of the conflict window
 
 
 class Engine:
-    """A node's file. Used from one thread, except ``sync``, ``wal.checkpoint`` and the reads of ``background``.
+    """The database of one node. Used from one thread, except ``sync``, ``wal.checkpoint`` and ``background``.
 
     Why so large: It wires the parts that work on one file; each part is an attribute. Short methods forward to them, so
     that a caller need not know the parts of a part.

@@ -25,7 +25,7 @@ AGGREGATES = CONSTRAINTS = 2_000  # limits for a statement and for a table: SQLi
 LIGHT = 64  # a view of fewer tokens is not counted
 
 _BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "IN", "TABLE", "ON", ",", "(", "."})
-_MAY_COMPUTE = re.compile(r"\bAS\s*+(?:\(|--|/\*)", re.IGNORECASE)  # after a comment, only the parser can tell
+_MAY_COMPUTE = re.compile(r"\bAS\s*+(?:\(|--|/\*)", re.IGNORECASE)  # a comment may hide the parenthesis
 _AGGREGATE = re.compile(
     r"\b(?:(?:sum|total|avg|count|min|max|median)|\w*_(?:concat|agg|array|object|cont|disc))\s*\(", re.I
 )
@@ -72,7 +72,7 @@ class Expansion:
 
     def __init__(self, definitions: Definitions | None = None, known: "Expansion | None" = None) -> None:
         self._definitions = definitions
-        self._parsed: dict[str, list[tuple[Definition, Parsed]]] = {}  # table or view -> its texts that SQLite writes out
+        self._parsed: dict[str, list[tuple[Definition, Parsed]]] = {}  # table or view -> the texts that it stands for
         self._views: dict[str, Parsed] = {}
         self._columns: dict[str, int] = {}
         self._tables: dict[str, int] = {}

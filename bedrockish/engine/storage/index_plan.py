@@ -36,7 +36,7 @@ class Plan:
 
     table: str  # name of the table, as the schema spells it
     table_sql: str  # the statement that made it
-    name: str  # name of the result
+    name: str  # name of the result, which is an index or an FTS5 table
     sql: str  # the statement that makes the result, as SQLite keeps it
     stand_in_sql: str  # the statement that makes the stand-in
     rowid: str  # a name of the rowid that is valid in the table and in the stand-in, quoted

@@ -279,7 +279,7 @@ class Journal:
         return store.removed_command(self._db, command)
 
     def save_hold(self, name: str, times: int, clock: int) -> None:
-        """Write the first clock that a reader needs in the journal, in the open batch."""
+        """Save the clock from which on a reader of the feed needs the journal, in the open batch."""
         self._write(system.set_meta, self._db, HOLD + name, f"{times}:{clock}")
 
     @property

@@ -35,7 +35,7 @@ class Publication:
         self._page: Publishes | None = None
 
     def begin(self, page: Publishes, batch: int, schema: int) -> None:
-        """Publish to a page from now on. All batches up to ``batch``, the last one, must be durable."""
+        """Publish to a memory page, too, from now on. All batches up to ``batch``, the last one, must be durable."""
         self._page = page
         self.wrote(batch, schema)
 

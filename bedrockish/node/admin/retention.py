@@ -333,7 +333,7 @@ class Upkeep:
                 if room.free >= before.free:
                     break  # other writes free pages as fast as pages are returned
                 given += before.free - room.free
-        logger.info("gave %d free pages of the file back to the disk; %d are left", given, room.pages)
+        logger.info("gave %d free pages of the file back to the disk; %d free pages are left", given, room.free)
         return given
 
     async def watch(self) -> None:

@@ -85,14 +85,12 @@ class StatementStatistics:
         if took_s >= self._slow_log_s:
             self._log(sent, ran)
 
-    def note_answer(
-        self, request: Request, answer: Answer | BedrockishError | None, took_s: float, *, asked: bool
-    ) -> None:
+    def note_answer(self, request: Request, answer: Answer | BedrockishError, took_s: float, *, asked: bool) -> None:
         """Count a request, with the facts that its answer shows.
 
         Args:
             request: the request; a change of the members is not a statement.
-            answer: None if the node is leaving.
+            answer: its answer, or the error.
             took_s: the seconds since its arrival.
             asked: whether a client sent it. A request that an open transaction makes for itself has no statement, and
                 counts only if it is the transaction's commit.
@@ -103,8 +101,7 @@ class StatementStatistics:
         if isinstance(answer, Answer):
             ran = Ran(took_s, False, False, answer.attempts, len(answer.results), request.user, request.trace)
         else:
-            refused = answer is not None and is_refused(answer)
-            ran = Ran(took_s, True, refused, user=request.user, trace=request.trace)
+            ran = Ran(took_s, True, is_refused(answer), user=request.user, trace=request.trace)
         self.note(request.texts, ran)
 
     def _log(self, sent: tuple[str, ...], ran: Ran) -> None:

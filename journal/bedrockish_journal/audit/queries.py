@@ -19,7 +19,7 @@ def _finding(
     obj: str = "CAST(NULL AS BINARY)",
     level: str = f"'{FAULT}'",
 ) -> str:
-    """Return the query for a kind of finding, placed at an entry, the row ``s``, unless other columns are given.
+    """Return the query for one kind of finding, with the place of the entry in the row ``s`` unless columns are given.
 
     Args:
         text: the fault: SQL expressions of the parts of a sentence, separated by commas.

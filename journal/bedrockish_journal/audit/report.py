@@ -24,7 +24,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The input of an audit."""
+    """The extent of an audit's input."""
 
     nodes: list[str]  # the nodes whose journals were given
     entries: int  # the number of entries in all journals together

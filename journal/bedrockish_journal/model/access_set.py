@@ -82,7 +82,7 @@ class AccessSet:
         return writes if reads <= writes else writes | reads
 
     def pack(self) -> list[Any]:
-        """Return the canonical form, ready for CBOR."""
+        """Return the canonical form: four sorted lists, which CBOR can encode."""
         reads, writes = [*map(list, sorted(self.read_ranges))], [*map(list, sorted(self.write_ranges))]
         return [self.ordered(READS), reads, self.ordered(WRITES), writes]
 
@@ -209,8 +209,8 @@ def written_in(writer: AccessSet, other: AccessSet) -> bytes | None:
 def conflict(left: AccessSet, right: AccessSet) -> bytes | None:
     """Return a key on which two transactions conflict, or None if they commute.
 
-    They conflict if one writes a key that the other reads or writes. Swapping the two changes at most which of several
-    keys is returned.
+    They conflict if one writes a key that the other reads or writes. If they are swapped, another one of several keys
+    may be returned.
     """
     if (
         left.write_points.isdisjoint(right.write_points)

@@ -45,7 +45,7 @@ def counter(clock: int) -> int:
 def moved(clock: int, by_ms: int) -> int:
     """Return the clock ``by_ms`` milliseconds later, or earlier if ``by_ms`` is negative.
 
-    If nodes only count, clocks are near 0; the result may then be negative, which no clock is.
+    From a clock near 0, as of nodes that only count, the result may be negative, and is not a clock.
     """
     plain = clock + (by_ms << COUNTER_BITS)
     if clock < BEND and plain < BEND:

@@ -23,7 +23,7 @@ GENESIS = bytes(32)  # ``prev`` of the first entry of every timeline
 
 @value
 class Entry:
-    """A commit."""
+    """A commit, at its place in a timeline."""
 
     leader: str  # the entry's timeline, named after the only node that appends to it
     tick: int  # the place of the entry in the timeline: 1, 2, 3, …

@@ -50,7 +50,7 @@ class Definitions(Connection):
 
 
 def columns_asked(db: sqlite3.Connection, query: str, values: Sequence[Any]) -> Iterable[Any]:
-    """Return the rows of a query for the columns of the table that ``values`` names, with any replicated module.
+    """Return the rows of a query for a table's columns, even if only apsw has the table's module.
 
     Raises:
         sqlite3.OperationalError: the module of the table is not installed here; the text has the remedy.

@@ -39,7 +39,7 @@ class Stored(NamedTuple):
         )
 
     def entry(self) -> Entry:
-        """Return the decoded entry.
+        """Return the entry that label and body encode, with a check of its hash.
 
         Raises:
             EntryMalformedError: the bytes are not an entry, or do not have the stored hash.

@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS bedrockish_schema(
   statements TEXT NOT NULL
 )
 """
-_LATEST = "SELECT activates, state FROM bedrockish_schema ORDER BY version DESC LIMIT 2"  # one at most is scheduled
+_LATEST = "SELECT activates, state FROM bedrockish_schema ORDER BY version DESC LIMIT 2"  # at most one is scheduled
 
 
 class Standing(NamedTuple):

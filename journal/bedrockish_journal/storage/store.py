@@ -205,7 +205,7 @@ def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) ->
 
 
 def size(db: apsw.Connection, leader: str, first_tick: int, most: int) -> tuple[int, int]:
-    """Return the number of entries of a timeline from a tick on, at most ``most``, and their bytes, reading none."""
+    """Return the number (at most ``most``) and the bytes of a timeline's entries from a tick on; no entry is read."""
     [(count, taken)] = db.execute(_SIZE, (leader, first_tick, most))
     return count, taken or 0
 

@@ -73,7 +73,7 @@ def user_tables(db: apsw.Connection, only: str | None = None) -> Iterator[Table]
 
 
 def find_table(db: apsw.Connection, name: str) -> Table | None:
-    """Return the layout of the table with a name, in either case; None if there is no such table."""
+    """Return the layout of the table with a name, in upper or lower case; None if there is no such table."""
     query = "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' AND lower(name) = lower(?)"
     row = db.execute(query, (name,)).fetchone()
     return None if row is None or row[1] == "view" else describe(db, row[0], bool(row[2]))

@@ -87,7 +87,7 @@ class _Training:
         self._vectors.append(vector)
 
     def final(self) -> Any:
-        """Return the model."""
+        """Return the model that vec1 makes of the collected vectors."""
         with closing(apsw.Connection(":memory:")) as db:
             db.enable_load_extension(True)
             db.load_extension(_libraries()[VEC1])

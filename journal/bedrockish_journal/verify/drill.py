@@ -28,7 +28,7 @@ Said = Callable[[str], None]
 
 @dataclass(slots=True)
 class Drill:
-    """The result of a drill."""
+    """The result of the drill of one file."""
 
     path: str  # the backup
     faults: list[str] = field(default_factory=list)  # its faults; if empty, a cluster can be founded from it

@@ -32,7 +32,7 @@ def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment | None]:
-    """Return the files of a continuous backup for a moment, a snapshot and the segments that follow it, and the moment.
+    """Return the snapshot and the segments of a continuous backup from which a moment is restored, and the moment.
 
     The default moment is the last one up to which the directory is complete. If the backup has only just begun, and its
     only snapshot is later, the moment is None, which means all entries.

@@ -45,7 +45,7 @@ class Range:
 
 @dataclass(slots=True)
 class RangeDigest:
-    """The rows of one node in a range."""
+    """The answer of one node: the digest of its rows in a range."""
 
     vector: dict[str, int]  # the vector that is applied in the snapshot
     schema: int  # the version of the schema in the snapshot
@@ -61,7 +61,7 @@ class RangeDigest:
 
 
 def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None) -> RangeDigest:
-    """Return the digest of a range.
+    """Return the digest of this node's rows in a range.
 
     Args:
         db: a connection that only reads; the digest is of one snapshot.
@@ -82,7 +82,7 @@ def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None
             _add_touched(db, asked.table, beyond, found)
         return found
     finally:
-        if db.in_transaction:  # SQLite has rolled back after an error of the disk, which is the one to raise
+        if db.in_transaction:  # else SQLite has rolled back because of a disk error, which is to be raised
             db.execute("ROLLBACK")
 
 
@@ -216,14 +216,14 @@ def _keys_of(table: Table, change: Change) -> Iterator[Key]:
 
 
 def pack_range(asked: Range, beyond: Vector | None) -> dict[str, Any]:
-    """Return a question as it is sent."""
+    """Return a question, a range and a vector, as the map that is sent."""
     bounds = [None if key is None else list(key) for key in (asked.after, asked.upto)]
     vector = None if beyond is None else dict(beyond)
     return {"table": asked.table, "after": bounds[0], "upto": bounds[1], "limit": asked.limit, "beyond": vector}
 
 
 def pack_digest(found: RangeDigest) -> dict[str, Any]:
-    """Return an answer as it is sent."""
+    """Return an answer, the digest of a range, as the map that is sent."""
     return {
         "vector": found.vector,
         "schema": found.schema,
@@ -238,7 +238,7 @@ def pack_digest(found: RangeDigest) -> dict[str, Any]:
 
 
 def unpack_digest(packed: Mapping[str, Any]) -> RangeDigest:
-    """Return a received answer.
+    """Return the answer that ``pack_digest`` packed.
 
     Raises:
         ValueError: the answer is malformed.

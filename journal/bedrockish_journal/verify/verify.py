@@ -248,7 +248,7 @@ def _verify_one(
 
 
 def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[Counts]) -> int:
-    """Return the greatest clock up to which entries of a timeline were removed from all files that have it."""
+    """Return the greatest clock up to which all files with a timeline have removed entries of the timeline."""
     least: dict[str, int] = {}
     for (_, db), count in zip(opened, counts, strict=True):
         clocks = {leader: mark.clock for leader, mark in _removed("", db, []).items()}

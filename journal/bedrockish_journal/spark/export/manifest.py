@@ -86,7 +86,7 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
 
 
 def sync_directory(directory: str | Path) -> None:
-    """Sync the names in a directory."""
+    """Make the names of the files in a directory durable."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -38,7 +38,7 @@ class Builder(Protocol):
 
 
 def arrow_batch(types: Types, parts: Sequence[Part]) -> pa.RecordBatch:
-    """Return columns as an Arrow batch.
+    """Return the rows of some parts as one Arrow batch, in the order of their places.
 
     Args:
         parts: the rows, which may have further columns.

@@ -57,7 +57,7 @@ class TableChanges:
         return list(chain.from_iterable(map(repeat, values, self.counts)))
 
     def check(self) -> None:
-        """Check all changes at once, which is faster than one by one.
+        """Check that each change is a change of a row with these columns; all at once is faster than one by one.
 
         Raises:
             ValueError: a change is not a change of a row with these columns.

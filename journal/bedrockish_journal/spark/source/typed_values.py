@@ -68,10 +68,10 @@ def fit(values: Sequence[Value], kind: str) -> tuple[Sequence[Any], dict[int, Va
         return values, {}
     fitted, other = list[Any](), dict[int, Value]()
     for place, value in enumerate(values):
-        taken = _taken(value, kind)
-        if (taken is None and value is not None) or (kind == ANY and not isinstance(value, str | None)):
+        converted = _converted(value, kind)
+        if (converted is None and value is not None) or (kind == ANY and not isinstance(value, str | None)):
             other[place] = value
-        fitted.append(taken)
+        fitted.append(converted)
     return fitted, other
 
 
@@ -80,7 +80,7 @@ def _is_narrow(values: Sequence[Any]) -> bool:
     return not numbers or -INT64 <= min(numbers) <= max(numbers) < INT64
 
 
-def _taken(value: Value, kind: str) -> Any:
+def _converted(value: Value, kind: str) -> Any:
     """Return a value converted to its column's type; None if it does not fit."""
     match value:
         case int() if kind == INTEGER and -INT64 <= value < INT64:

@@ -142,17 +142,17 @@ class LocalNode:
 
     @property
     def database(self) -> Path:
-        """The SQLite file."""
+        """The path of the SQLite file."""
         return self.directory / f"{self.name}.sqlite"
 
     @property
     def config(self) -> Path:
-        """The configuration file."""
+        """The path of the configuration file."""
         return self.directory / f"{self.name}.toml"
 
     @property
     def log(self) -> Path:
-        """The output of the process so far."""
+        """The path of the file to which the process writes its output."""
         return self.directory / f"{self.name}.log"
 
     @property

@@ -24,7 +24,7 @@ from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
 CONTROL_S = 10.0  # seconds that the run without a fault gets in addition to those of the run that caught the fault
-# Fault in the simulator's driver -> the messages that the model check's own driver then sends too early in its stead.
+# Fault in the simulator's driver -> the messages that the model check's own driver sends too early to show the fault.
 IN_THE_DRIVER = {
     "reply before durable": frozenset({"Reply"}),
     "messages before durable": frozenset(kind.__name__ for kind, _ in WIRE.values()),

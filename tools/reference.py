@@ -30,7 +30,7 @@ def reference_page(note: str) -> str:
 
 
 def entry(name: str, found: object) -> list[str]:
-    """Return the lines about a class or a function."""
+    """Return the lines of the section about a class or a function."""
     about = described(inspect.getdoc(found))
     if not inspect.isclass(found):
         return ["", f"### {name}", "", *signature(name.rpartition(".")[2], found), "", *about]

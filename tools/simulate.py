@@ -130,7 +130,7 @@ def _sum_up(total: Counter[str], failures: int, seconds: float, took: float) -> 
 
 
 def override(text: str, parser: argparse.ArgumentParser) -> tuple[str, object]:
-    """Read ``NAME=VALUE`` of an option."""
+    """Return name and value of a text ``NAME=VALUE``, the value in the type of the option."""
     name, _, value = text.partition("=")
     default = getattr(Options(0), name, None)
     if default is None:

@@ -365,7 +365,7 @@ class Once:
 async def load(
     client: Client, path: Path, run: str, progress: Progress, done: set[str] | frozenset[str] = frozenset()
 ) -> Loaded:
-    """Load a database.
+    """Load the schema and the rows of a SQLite database into a cluster.
 
     Args:
         path: the database; it is only read.

@@ -87,7 +87,7 @@ class Keys:
         return key
 
     def draw(self, luck: random.Random) -> str:
-        """Choose a key."""
+        """Choose a key, half of the time the hot one of its sort."""
         active = self._active[luck.choice("".join(APPEND))]
         return active[0] if luck.random() < 0.5 else luck.choice(active[HOT:])
 

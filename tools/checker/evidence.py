@@ -1,6 +1,4 @@
-"""The common part of the workloads: who wrote which value, which operations took effect, and violations that need no
-order.
-"""
+"""The facts that lists and registers share: the writer of each value, and the operations that took effect."""
 
 from collections import defaultdict
 from collections.abc import Iterable

@@ -48,7 +48,7 @@ def check_money(promise: str, total: object, node: str) -> Check:
 
 
 def check_files(cluster: LocalCluster, tally: Tally, source: Path) -> list[Check]:
-    """Examine the files of the stopped nodes."""
+    """Check each promise in the files of the stopped nodes."""
     digests = {node.name: digest(node.database) for node in cluster.nodes}
     same = len(set(digests.values())) == 1
     text = next(iter(digests.values()))[:16] + "…" if same else str({n: d[:16] for n, d in digests.items()})

@@ -28,7 +28,7 @@ ANSWER_S = 60.0
 
 
 def memory_mib(pid: int) -> int:
-    """Return the most memory that a process has had."""
+    """Return the peak of a process's resident memory, in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
 

@@ -128,7 +128,7 @@ def talk(db: bedrockish.Connection) -> None:
 
 @contextlib.contextmanager
 def lab(directory: Path) -> Iterator[Lab]:
-    """Run a lab until the end of the block."""
+    """Start a lab, record its messages, and run it until the end of the block."""
     made = Lab(directory)
     try:
         made.record()

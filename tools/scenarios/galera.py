@@ -97,7 +97,7 @@ wsrep_provider_options="gmcast.listen_addr=tcp://127.0.0.1:{self.group_port};ist
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a server."""
+    """End the process of a server, by force if it does not end in time."""
     process.terminate()
     try:
         process.wait(STOP_S)

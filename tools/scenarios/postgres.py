@@ -27,7 +27,7 @@ def programs() -> Path | None:
 
 
 def connect(where: str) -> Any:
-    """Return a connection to the server whose socket is in a folder, named with its port."""
+    """Return a connection to the server at ``FOLDER:PORT``, whose socket is in the folder."""
     folder, _, port = where.rpartition(":")
     made = importlib.import_module("psycopg2").connect(host=folder, port=port, user="postgres", dbname="postgres")
     made.autocommit = True

@@ -37,7 +37,7 @@ class Command:
 
 
 class Shell:
-    """A session at a cluster."""
+    """A session at a cluster, which runs statements and dot-commands and prints their results."""
 
     def __init__(
         self,

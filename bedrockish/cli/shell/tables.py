@@ -18,7 +18,7 @@ from bedrockish.transfer.load_csv import Filled, TableFile, load_table
 
 
 def import_file(shell: Shell, words: list[str]) -> None:
-    """Load a file; see ``load_table``.
+    """Load a file of CSV into a table; see ``load_table``.
 
     Raises:
         UsageError: an argument is wrong, or a transaction is open.

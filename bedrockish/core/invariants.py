@@ -58,7 +58,7 @@ def peers_are_the_other_members(state: State) -> None:
 
 
 def a_scheduled_change_is_not_in_force(state: State) -> None:
-    """Safe time past a change's activation means that all earlier transactions are applied: it is in force then."""
+    """When safe time is past a change's activation, all earlier transactions are applied, and it is in force."""
     change = state.schema.scheduled
     if change is not None and state.health.applies:
         assert change.activates > state.clock.safe, f"{change.txid} is to be in force since {change.activates}"

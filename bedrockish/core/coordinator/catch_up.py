@@ -44,7 +44,7 @@ class CatchUp:
         self.state.timers.move(after_ms, Timer.ASK_ENDS, number)
 
     def settle(self) -> list[InFlight]:
-        """Remove and return the requests whose wait is over; set the ``level`` that the next execution must have."""
+        """Remove and return the requests whose wait is over; set ``level``, which the next execution must cover."""
         state, over = self.state, list[InFlight]()
         for number, inflight in list(self.waiting.items()):
             awaited = inflight.awaited

@@ -375,7 +375,7 @@ class Coordinator:
         changes = self.state.votes.pending.schema_changes()
         if changes:
             return WaitFor(changes[0].txid)
-        # The conflicting writer is about to end. The pause is random, so that its readers do not all return at once.
+        # The conflicting writer is about to end. The pause is random, so that its readers do not all run again at once.
         return Pause(requests.READ_AGAIN_MS * (1 + self.state.draw()))
 
     def _overtaken(self, inflight: InFlight, prepared: Prepared) -> Step:

@@ -78,7 +78,7 @@ class AccessSets(Protocol):
         """Return a key that the reader has read or looked up and this transaction writes, or None."""
 
     def rests_on(self) -> AccessSet:
-        """Return, as reads, all keys that no other transaction may have written since."""
+        """Return, as reads, the keys on which the transaction depends: a later write of one can invalidate it."""
 
     def access_set(self) -> AccessSet:
         """Return the access set to certify."""

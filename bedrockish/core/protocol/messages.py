@@ -255,7 +255,7 @@ class Checked:
 
 @value
 class AskClock:
-    """A request to a voter to move its clock up to this one, and to answer with its clock."""
+    """A request to a voter to move its clock up to ``clock``, and to answer with its own clock."""
 
     number: int
     clock: int

@@ -312,7 +312,7 @@ class ApplyQueue:
         """
         state = self.state
         leader = state.roster.peers.get(txid.leader)
-        # With a link to the leader, this node gets its COMMIT or ROLLBACK, or asks for it later (``Recovery.check``).
+        # Over a link to its leader, this node gets COMMIT or ROLLBACK, or asks for the outcome (``Recovery.check``).
         unheard = txid.leader != state.me and (leader is None or not leader.up)
         is_open = txid not in state.votes.pending and txid.clock > state.clock.safe
         if unheard and is_open and state.outcome(txid) is None:

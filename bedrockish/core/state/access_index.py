@@ -24,7 +24,7 @@ _CLOCK_PREFIX = _CLOCKS[:3]  # the prefix that ``is_clock`` tests; calling it fo
 
 
 class Conflict(NamedTuple):
-    """The transaction that another one conflicts with, and the key."""
+    """A transaction with which another one conflicts, and a key at which they conflict."""
 
     other: Txid
     key: bytes

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bedrockish_journal.model.access_set import AccessSet, object_of, object_range
 
-OBJECTS_MAX = 1_000  # how many counters of conflicts there are, and tables and indexes with remembered rivals
+OBJECTS_MAX = 1_000  # the most counters, and the most tables and indexes with remembered rivals
 MEMORY_S = 10.0  # how long a rival, or a key with a conflict of two leaders, is remembered
 KEYS_MAX = 1_000  # remembered keys at which transactions of two leaders have conflicted
 _PREFIX = "conflict "

@@ -201,7 +201,7 @@ class Segment:
 
     def owner_of(self, txid: Txid) -> int | None:
         """Return the number of a commit in this segment, None if it is not here."""
-        # Without this test, the lookup for a late place would search every segment.
+        # Without this test, the lookup for a commit's second place would search every segment.
         if not self.oldest <= txid.clock <= self.newest:
             return None
         clocks = enumerate(self._clocks)

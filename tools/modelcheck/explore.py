@@ -25,7 +25,7 @@ from tools.modelcheck.place import Sent, new_place
 from tools.modelcheck.scopes import LIMITS, Scope
 
 SUBJECTS = len(LIMITS)
-EVENTS = {"submits": "submit", "reports": "heartbeat", "syncs": "sync"}  # verb of a step with only a node -> event
+EVENTS = {"submits": "submit", "reports": "heartbeat", "syncs": "sync"}  # verb of a prefix -> event of one node
 State = tuple[int, ...]
 
 

@@ -335,7 +335,7 @@ class Laws:
         self._strict_errors()
 
     def _strict_errors(self) -> None:
-        """Check that a command whose client got a certain error is not committed."""
+        """Check that a command is not committed if its client got an error without ``unsure``."""
         committed = {command: entry for entry in self.committed.values() for command in entry.transaction.commands}
         certain = [call for call in self.calls if call.error is not None and not call.unsure]
         for call in certain:

@@ -38,7 +38,7 @@ class Operator:
         self.stopped = False
         self.shrinks = False  # whether a change that removes a vote is under way
         self.count = 0
-        # The time from which the operator raises the release level, in a world below it.
+        # The time from which the operator raises the release level, in a world that begins at an older one.
         self.raises_at = Random(f"level {world.options.seed}").uniform(0.0, world.options.load_s)
 
     @property

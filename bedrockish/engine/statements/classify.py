@@ -370,7 +370,7 @@ class Guard:
         sql = sql[statement_start(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
         sql = sql if ours else with_users_tables(opened(sql) if is_limited else sql)
         answered = pragmas.answered(sql, lambda: optimizes and pragmas.lacks_statistics(self._db))
-        if answered is not sql and first_word(sql) in ("REINDEX", "VACUUM"):  # VACUUM INTO compiles an expression
+        if answered is not sql and first_word(sql) in ("REINDEX", "VACUUM"):  # not VACUUM INTO: the guard has to see it
             self._find_named(sql)
         sql = answered
         if self.expansion.added(sql) > LOOP_TOKENS and self.is_in_loop():

@@ -97,7 +97,7 @@ class Histories:
         def original(clock: int, origin: str, _seq: int) -> bytes | None:
             return bodies.get(Txid(clock, origin))
 
-        audit = Audit("all", founding, original, is_judged=lambda _: True)
+        audit = Audit("all", founding, original, is_checked=lambda _: True)
         findings, snapshots = list(audit.begin()), Snapshots()
         ends = self._ends_of_retired()
         entries = [entry for (leader, tick), entry in self.entries.items() if tick <= ends.get(leader, tick)]

@@ -79,7 +79,7 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
     from pyspark.sql.pandas.types import from_arrow_schema
 
     kept: list[DataFrame] = []
-    keep = _cut if inputs.size < TINY_BYTES else partial(_persist, kept)
+    keep = _checkpoint if inputs.size < TINY_BYTES else partial(_persist, kept)
     reader.begin()
     stored = read_table(spark, inputs, "commits", _STORED.split())
     own = F.unhex(F.sha2(F.concat("prev", "label", "body"), 256)).alias("own")
@@ -110,7 +110,7 @@ def _persist(kept: "list[DataFrame]", frame: "DataFrame") -> "DataFrame":
     return frame
 
 
-def _cut(frame: "DataFrame") -> "DataFrame":
+def _checkpoint(frame: "DataFrame") -> "DataFrame":
     """Return the frame as a local checkpoint, without its lineage, which Spark would plan again for each query.
 
     Spark frees the rows when the frame is no longer referenced.

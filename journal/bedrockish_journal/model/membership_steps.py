@@ -79,10 +79,10 @@ def _differs(old: Member, new: Member) -> bool:
 
 def _changed_users(old: Membership, new: Membership) -> list[str]:
     names = sorted({*old.users, *new.users})
-    return [f"user {name}" for name in names if _shape(old.users, name) != _shape(new.users, name)]
+    return [f"user {name}" for name in names if _state(old.users, name) != _state(new.users, name)]
 
 
-def _shape(users: Mapping[str, UserSaid | None], name: str) -> object:
+def _state(users: Mapping[str, UserSaid | None], name: str) -> object:
     """Return the state of a user in a membership, in a form that can be compared."""
     if name not in users:
         return "absent"

@@ -75,13 +75,13 @@ class Audit:
         removed: Mapping[str, Mark] | None = None,  # the marks of timelines whose first entries were removed
         *,
         # Returns whether the same entry was checked in another file, so that its changes need not be decoded again.
-        is_judged: Callable[[Stored], bool] = lambda _row: False,
+        is_checked: Callable[[Stored], bool] = lambda _row: False,
         # All memberships of the file, by version; they have the rights of the users.
         memberships: Mapping[int, Membership] | None = None,
     ) -> None:
         """Start at an empty database, or at the beginning of the file's journal."""
         self._memberships = memberships or {}
-        self._is_judged = is_judged
+        self._is_checked = is_checked
         self._saw: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> last tick of the node that entries had seen
         self._given: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> the node's tick when it approved entries
         self.node, self.original = node, original
@@ -89,7 +89,7 @@ class Audit:
         self.applied: dict[str, int] = {}
         self.entries = self.repeats = self.adopted = 0
         self.entry: Entry | None = None  # the entry that was checked last; None if it cannot be decoded
-        self.judged = False  # whether this entry was checked before, in another file
+        self.was_checked = False  # whether this entry was checked before, in another file
         self._clocks: dict[str, array[int]] = {}  # for each tick the highest clock up to it
         self._before: dict[str, int] = {}  # the tick before the first of ``_clocks``; 0 for a whole timeline
         self._removed = dict(removed or {})
@@ -166,8 +166,8 @@ class Audit:
             clock = entry.txid.clock
             self.adopted += entry.adopted_from is not None
             yield from self._columns(row, entry, say)
-            self.judged = self._is_judged(row)
-            if not self.judged:
+            self.was_checked = self._is_checked(row)
+            if not self.was_checked:
                 yield from _fields(entry, say)
                 right = lacking(self._memberships.get(entry.transaction.config), entry.transaction)
                 if right is not None:

@@ -104,11 +104,11 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
         stack.callback(conflicts.close)
         for (node, db), source in zip(opened, sources, strict=True):
             path = db.filename if isinstance(source, apsw.Connection) else os.fspath(source)
-            judged = _judged(opened[0][1]) if counts else lambda _row: False
+            is_checked = _in_first_file(opened[0][1]) if counts else lambda _row: False
             claims[node] = read_claims(db.execute, node)
             findings += [Finding(one.law, node, one.leader, one.tick, text=one.text) for one in claims[node].wrong]
             audit, count = _verify_one(
-                node, path, db, findings, progress, judged, (conflicts, snapshots), claims[node].memberships
+                node, path, db, findings, progress, is_checked, (conflicts, snapshots), claims[node].memberships
             )
             counts.append(count)
             for leader, version in audit.retired.items():
@@ -176,17 +176,17 @@ def known_nodes(db: apsw.Connection) -> list[str]:
     return sorted({*members, *applied(db)})
 
 
-def _judged(first: apsw.Connection) -> Callable[[Stored], bool]:
+def _in_first_file(first: apsw.Connection) -> Callable[[Stored], bool]:
     """Return a predicate: whether the first file has an entry with the same place, hash and body.
 
     The changes of such an entry were checked there, and are not decoded again.
     """
     query = "SELECT 1 FROM bedrockish_journal WHERE leader = ? AND tick = ? AND hash = ? AND body = ?"
 
-    def is_judged(row: Stored) -> bool:
+    def is_checked(row: Stored) -> bool:
         return first.execute(query, (row.leader, row.tick, row.hash, row.body)).fetchone() is not None
 
-    return is_judged
+    return is_checked
 
 
 def _other_members(members: dict[int, dict[frozenset[str], list[str]]]) -> Iterator[Finding]:
@@ -206,7 +206,7 @@ def _verify_one(
     db: apsw.Connection,
     findings: list[Finding],
     progress: Progress | None,
-    is_judged: Callable[[Stored], bool],
+    is_checked: Callable[[Stored], bool],
     together: tuple[Conflicts, Snapshots],
     memberships: Mapping[int, Membership],
 ) -> tuple[Audit, Counts]:
@@ -219,14 +219,14 @@ def _verify_one(
 
     removed = _removed(node, db, findings)
     founded = founding if isinstance(founding, bytes) else None
-    audit = Audit(node, founded, original, removed, is_judged=is_judged, memberships=memberships)
+    audit = Audit(node, founded, original, removed, is_checked=is_checked, memberships=memberships)
     findings.extend(audit.begin())
     commands = Commands(node)
     for row in scan_stored(db):
         if row.is_well_typed:
             findings.extend(audit.check(row))
             commands.add(row, audit.entry)
-            if audit.entry is not None and not audit.judged:
+            if audit.entry is not None and not audit.was_checked:
                 for one in together:
                     one.add(audit.entry)
         else:

@@ -73,10 +73,10 @@ class ChangeRows(ChangeBuilder):
         texts = list(map(value_texts, zip(*there, strict=True)))
         rows = row_texts(columns, texts, len(there)) if is_wanted else []
         keys = row_texts(key[0], [texts[place] for place in key[1]], len(there)) if key[0] else []
-        return _where(images, rows), _where(images, keys)
+        return _by_image(images, rows), _by_image(images, keys)
 
 
-def _where(images: list[Image], texts: list[str]) -> list[str | None]:
+def _by_image(images: list[Image], texts: list[str]) -> list[str | None]:
     """Return the text of each image, in order, or None for a missing image; ``texts`` leaves out the missing ones."""
     if not texts:
         return [None] * len(images)

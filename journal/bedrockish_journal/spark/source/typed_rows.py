@@ -79,16 +79,16 @@ class TypedRows(ChangeBuilder):
         all_images, all_others, all_rowids = one.before, one.after, one.rowids
         if name == INSERT:
             all_images, all_others, all_rowids = one.after, one.before, one.rowids_after
-        images, others, rowids = _some(all_images, at), _some(all_others, at), _some(all_rowids, at)
+        images, others, rowids = _at(all_images, at), _at(all_others, at), _at(all_rowids, at)
         image = PREIMAGE if name == DELETE else POSTIMAGE
         values = dict(zip(one.columns, zip(*images, strict=True), strict=True))
-        numbers, order = _some(one.numbers, at), _some(one.order, at)
+        numbers, order = _at(one.numbers, at), _at(one.order, at)
         kinds = [name if other is None else image for other in others]
         columns: dict[str, Sequence[Any]] = {"_change_type": kinds, "_rowid": rowids}
         columns["_commit_seq"] = [2 * number + (kind == POSTIMAGE) for number, kind in zip(numbers, kinds, strict=True)]
         columns["_key"] = self._keys(values, rowids)
-        columns["_command"], columns["_user"] = _some(one.makers, at), _some(one.users, at)
-        columns |= {called: _some(one.of_entries(says), at) for called, says in self._heads(one.rows).items()}
+        columns["_command"], columns["_user"] = _at(one.makers, at), _at(one.users, at)
+        columns |= {called: _at(one.of_entries(says), at) for called, says in self._heads(one.rows).items()}
         self._fit(values, len(at), columns)
         return [2 * place + (name == INSERT) for place in order], columns
 
@@ -126,7 +126,7 @@ class TypedRows(ChangeBuilder):
         return [text if rowid is None else str(rowid) for rowid, text in zip(rowids, texts, strict=True)]
 
 
-def _some(values: Sequence[Any], at: Sequence[int]) -> Sequence[Any]:
+def _at(values: Sequence[Any], at: Sequence[int]) -> Sequence[Any]:
     """Return the values at some places, which are often all places."""
     return values if len(at) == len(values) else [values[place] for place in at] if values else ()
 

@@ -131,7 +131,7 @@ def verify_backup(
             click.echo(f"{file}: {fault}")
         if not found.faults:
             continuous = found if isinstance(found, DirectoryDrill) else None
-            click.echo(f"{file} can be restored: {_what(found, continuous)}")
+            click.echo(f"{file} can be restored: {_in_words(found, continuous)}")
             click.echo(f"complete up to clock {found.complete} ({time_text(found.complete)}, {_age(age_s)} ago)")
             why_not = found.unproven
             said = f"not compared with a journal: {why_not}" if why_not else "equal to a replay of its journal"
@@ -153,7 +153,7 @@ def _drill(file: Path, older: Path | None, prepare: "Prepare | None") -> "Drill"
     return (drill_directory if file.is_dir() else drill)(file, older=older, prepare=prepare, say=say)
 
 
-def _what(found: "Drill", continuous: "DirectoryDrill | None") -> str:
+def _in_words(found: "Drill", continuous: "DirectoryDrill | None") -> str:
     """Return the contents of a good backup in words."""
     if continuous is None:
         return f"{found.entries} commits in its journal"

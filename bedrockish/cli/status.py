@@ -52,7 +52,7 @@ def print_status(found: dict[str, Any], out: TextIO | None = None) -> None:
     table.add_column(overflow="fold")
     for name, value in found.items():
         if name == "certificates" and isinstance(value, dict):
-            value = {file: _day(end) for file, end in value.items()}
+            value = {file: _validity(end) for file, end in value.items()}
         apart = name in ("nodes", "in_doubt", "troubles") and isinstance(value, dict | list)
         if not apart:
             table.add_row(Text(visible(name)), Text(_text(value)))
@@ -109,8 +109,8 @@ def to_json(value: Any) -> str:
     )
 
 
-def _day(end_s: Any) -> str:
-    """Return the end of a certificate as text."""
+def _validity(end_s: Any) -> str:
+    """Return until when a certificate is valid, as text."""
     return f"until {datetime.fromtimestamp(end_s, UTC):%Y-%m-%d}" if isinstance(end_s, int | float) else str(end_s)
 
 

@@ -27,7 +27,7 @@ FACTORY = 6  # positional arguments of ``connect`` up to the class of the connec
 TABLES = f"SELECT type, name FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL AND {is_users()}"
 
 
-class World:
+class Databases:
     """The cluster in the place of the files that the tests name; it has the content of one file at a time."""
 
     def __init__(self, url: str) -> None:
@@ -55,7 +55,7 @@ class World:
             self._sweeper.execute(f"DROP {kind} {quote(name)}")
         self._sweeper.execute("COMMIT")
 
-    def place_of(self, database: Any) -> Any:
+    def url_of(self, database: Any) -> Any:
         """Return the cluster's URL for a file's name, and empty the cluster for a new file; return others unchanged."""
         if not isinstance(database, str):
             return database
@@ -69,17 +69,17 @@ class World:
         self._opened.append(connection)
 
 
-def make_module(world: World) -> types.ModuleType:
+def make_module(databases: Databases) -> types.ModuleType:
     """Return the module that the tests import as ``sqlite3``."""
 
     class Connection(db.Connection):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             if args:
-                args = (world.place_of(args[0]), *args[1:])
+                args = (databases.url_of(args[0]), *args[1:])
             elif "database" in kwargs:
-                kwargs["database"] = world.place_of(kwargs["database"])
+                kwargs["database"] = databases.url_of(kwargs["database"])
             super().__init__(*args, **kwargs)
-            world.opened(self)
+            databases.opened(self)
 
     def connect(*args: Any, **kwargs: Any) -> db.Connection:
         if len(args) < FACTORY:
@@ -95,9 +95,9 @@ def make_module(world: World) -> types.ModuleType:
 class Recorder(Recording):
     """A recorder that begins each test without the connections of earlier tests."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, databases: Databases) -> None:
         super().__init__()
-        self.world = world
+        self.databases = databases
 
     def name_of(self, test: Any) -> str:
         """Return the name of a test as unittest says it, without the package."""
@@ -105,7 +105,7 @@ class Recorder(Recording):
 
     def startTest(self, test: Any) -> None:
         """Close the connections that the last test left open."""
-        self.world.begin()
+        self.databases.begin()
         super().startTest(test)
 
 
@@ -114,9 +114,9 @@ def run(url: str, record: Path, only: Sequence[str]) -> None:
     warnings.simplefilter("ignore")
     support: Any = importlib.import_module("test.support")
     support.verbose = 0  # else the suite prints ``sqlite3.version``, which later releases of sqlite3 lack
-    world = World(url)
-    sys.modules["sqlite3"] = make_module(world)
-    recorder, loader = Recorder(world), unittest.TestLoader()
+    databases = Databases(url)
+    sys.modules["sqlite3"] = make_module(databases)
+    recorder, loader = Recorder(databases), unittest.TestLoader()
     loader.testNamePatterns = [f"*{word}*" for word in only] or None
     loader.loadTestsFromNames([f"{PACKAGE}.test_{module}" for module in MODULES]).run(recorder)
     record.write_text(json.dumps(recorder.outcomes, indent=1))

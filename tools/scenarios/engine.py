@@ -173,7 +173,7 @@ def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figur
         yield Figure(f"prepare, {name}", clock.micros(ours) - made, clock.micros(theirs) - made)
 
 
-def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
+def steps(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
     """Yield the figures for the steps of a request."""
     executor = solo.engine._executor
     analysis = executor.analysis
@@ -331,7 +331,7 @@ def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
     plain.execute("BEGIN IMMEDIATE")  # a node's connection is always in a transaction, too
     found = [
         *prepares(clock, solo, plain),
-        *parts(clock, solo, plain),
+        *steps(clock, solo, plain),
         *sessions(clock, solo),
         *applies(clock, solo, plain),
         *commits(clock, solo, place),

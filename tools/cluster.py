@@ -73,8 +73,8 @@ fork: "Callable[[LocalNode, Sequence[str], Path], subprocess.Popen[bytes] | None
 def end_in_order() -> None:
     """Make SIGTERM end this program like Ctrl-C, so that the block that has started nodes stops them.
 
-    Call this before an event loop runs, because the loop handles Ctrl-C itself, unless Ctrl-C is ignored, as in a
-    background job.
+    Call this before an event loop runs, so that the loop handles Ctrl-C even in a background job, which at first
+    ignores it.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _ending)

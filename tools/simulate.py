@@ -2,7 +2,7 @@
 
 tools/simulate --seed 42 -v            one world, one line per event
 tools/simulate --seeds 100 --jobs 4    seeds 1 to 100, each twice, in four processes
-tools/simulate --minutes 10            as many as fit
+tools/simulate --minutes 10            as many seeds as ten minutes allow
 tools/simulate --seed 42 --shrink 400  the smallest world that breaks the same law, within 400 tries
 """
 

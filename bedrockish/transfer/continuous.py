@@ -134,7 +134,7 @@ def _locked(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _check_path(folder: Path, lock: IO[str]) -> None:
-    """Check that the locked directory is still at its path; after its removal, writes to open files still succeed."""
+    """Check that the locked directory is still at its path, because writes to the files of a removed one succeed."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
             return

@@ -18,7 +18,7 @@ PAGE_SIZE_AT, SALTS_AT, SALTS_IN_FRAME, SALTS_BYTES = 8, 16, 8, 8
 def lose_unsynced(database: Path, process: int, luck: random.Random) -> int:
     """Remove the part of a closed file's log that is not known to be durable; return the number of lost bytes.
 
-    Nothing is removed if the page is not of the node's last process, which has synced the log at its start.
+    Nothing is removed if the node's page is of an earlier process: the last one has synced the log at its start.
 
     A disk may have written some of that part: at times a prefix is kept, and at times a byte of the prefix is wrong.
     The remainder becomes zeros, or is cut off.

@@ -146,7 +146,7 @@ class Galera:
         """Start the nodes, one after the other, and make the tables.
 
         Raises:
-            DemoError: the tables of the system cannot be made, or a node is not ready in time.
+            DemoError: mariadb-install-db fails, or a node is not ready in time.
         """
         members = ",".join(f"127.0.0.1:{node.group_port}" for node in self.nodes)
         for node in self.nodes:

@@ -1,7 +1,7 @@
 """Measures programs that open a node's file, next to the same programs by URL and to plain ``sqlite3`` on a file.
 
-All use the DB-API, in processes of their own. Reads by key, ranges of 100 rows, a mix of 95 reads and 5 writes with few
-hot keys, and transactions of 31 statements (also without their COMMIT) and of 4. The node is one of three, on this
+All use the DB-API, in processes of their own, for reads by key, ranges of 100 rows, a mix of 95 reads and 5 writes with
+few hot keys, and transactions of 31 statements (also without their COMMIT) and of 4. The node is one of three, on this
 machine; each commit is durable, also plain SQLite's. MariaDB Galera (three nodes) and PostgreSQL (one) run the same by
 their sockets if they are installed. ``--write`` adds a program that writes by URL; with ``--learner`` the file belongs
 to a fourth node, which does not vote.

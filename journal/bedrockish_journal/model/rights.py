@@ -1,4 +1,4 @@
-"""The rights of users by the memberships of a cluster, and the rights that a transaction's commands need."""
+"""The rights that memberships give to users, and the rights that the commands of a transaction need."""
 
 from collections.abc import Iterator
 

@@ -151,7 +151,7 @@ class Conflicts:
                 reads.append(number)
 
     def _in_ranges(self, horizon: int) -> Iterator[tuple[int, int, bytes | None]]:
-        """Yield pairs of transactions that conflict in a range; with None as the key, one changes the membership."""
+        """Yield pairs of transactions that conflict in a range; the key is None if one changes the membership."""
         ends: list[list[int]] = [[0, 0] for _ in self._saw]  # timeline -> last ticks without and with ranges
         for (number,) in self._db.execute(_ORDER, (horizon,)):
             for earlier in sorted(self._concurrent(number, ends)):

@@ -28,7 +28,7 @@ _NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
 _TICKS = "SELECT tick, 0 FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 ORDER BY tick"
 _FIRST = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3"
 _BLOBS = "SELECT label, body FROM bedrockish_journal WHERE leader = ? AND tick = ?"
-# Reads the length of at most one entry beyond a page, because a node may have to read the entry for its length.
+# Reads the length of at most one entry beyond a page, because a node may have to read an entry to know its length.
 _SIZES = """WITH RECURSIVE page(tick, size, before) AS (
     SELECT ?2 - 1, 0, 0
     UNION ALL SELECT j.tick, length(j.label) + length(j.body), page.before + page.size

@@ -522,6 +522,26 @@ def test_statement_whose_rows_are_refused_after_it_has_run_is_undone(
     desk.close()
 
 
+@pytest.mark.parametrize("refused", ["zeroblob(200000)", "CAST(x'ff' AS TEXT)"])
+@pytest.mark.parametrize("way", ["t", "shown"])
+def test_rows_after_a_refused_row_do_not_stay_with_or_fail(tmp_path: Path, way: str, refused: str) -> None:
+    """SQLite keeps all rows before the broken constraint, but those from the refused one on are not in the journal."""
+    desk = Desk(tmp_path / "A.sqlite", changes_bytes=100_000)
+    desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+    desk.node.run("CREATE VIEW shown AS SELECT id, a FROM t")
+    desk.node.run("CREATE TRIGGER s INSTEAD OF INSERT ON shown BEGIN INSERT INTO t VALUES (new.id, new.a); END")
+    work = desk.begin()
+    desk.run(work, "INSERT INTO t VALUES (1, 'first')")
+    with pytest.raises(UsageError, match=r"changes more than|not UTF-8"):
+        desk.run(work, f"INSERT OR FAIL INTO {way} VALUES (10, 'a'), (11, {refused}), (12, 'b'), (1, 'again')")
+    assert desk.run(work, "SELECT id FROM t") == [([(1,)], -1)]
+    assert work.lastrowid == 1
+    desk.run(work, "INSERT INTO t SELECT 20, count(*) FROM t")
+    desk.commit(work)
+    assert desk.node.rows("SELECT id, a FROM t") == [(1, "first"), (20, 1)]
+    desk.close()
+
+
 @pytest.mark.parametrize(
     "definitions", [["VIRTUAL TABLE t USING fts5(a)"], ["TABLE t(a)", "VIRTUAL TABLE f USING fts5(a, content='t')"]]
 )

@@ -654,19 +654,25 @@ class Interactive:
         work.sets.changed(changes, blurred)
 
     def _failed(self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...], error: BedrockishError) -> None:
-        """Roll back a failed statement, except for the rows that SQLite keeps (conflict clause FAIL)."""
+        """Roll back a failed statement, except for the rows that SQLite keeps (conflict clause FAIL).
+
+        Raises:
+            UsageError: a row was refused before SQLite would have kept it; nothing of the statement is kept.
+        """
         db, capture = self._db, self._capture
         assert work.sets is not None
         if self._restore():
             work.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
             return
         work.sets.read(piece, params, failed=True)
-        lastrowid = db.last_insert_rowid()
+        lastrowid, refusal, partly = db.last_insert_rowid(), capture.failure, False
         changes, touched = capture.stop()
         if isinstance(error, ConstraintError):
             # With the conflict clause FAIL, the rows before the one that failed stay.
             found = were_kept(db, self._executor._tables.by_name, changes)
-            if found or (found is None and touched):  # ``_keep`` finds the net change of ``touched`` rows
+            if refusal is not None:  # the changes after the refused row are not known
+                partly = bool(found) or db.changes() > 0
+            elif found or (found is None and touched):  # ``_keep`` finds the net change of ``touched`` rows
                 before = len(work.changes)
                 self._keep(work, changes, touched)
                 if len(work.changes) > before:
@@ -675,11 +681,14 @@ class Interactive:
                 return
         is_of_keys = error.details.get("sqlite") == apsw.SQLITE_CONSTRAINT_FOREIGNKEY
         # SQLite has already undone rows of TEMP tables as the conflict clause says, but perhaps not after a broken key.
-        if not isinstance(error, ConstraintError) or not capture.changed_temporary or is_of_keys:
+        decides = isinstance(error, ConstraintError) and refusal is None and not is_of_keys
+        if not (decides and capture.changed_temporary):
             db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
         # SQLite still has the rowid of a row that was undone, which may be another where the transaction runs again.
         db.set_last_insert_rowid(work.lastrowid)
+        if refusal is not None and partly:
+            raise refusal from error
 
     def _restore(self) -> bool:
         """Write the open batch again if SQLite has rolled it back because of a statement; return whether it has."""

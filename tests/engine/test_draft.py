@@ -11,6 +11,7 @@ from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution import ddl_workspace as drafts
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import LOG_MAX, Logged, TransactionWork
+from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -38,8 +39,8 @@ ROOM = 1 << 20
 class Desk:
     """A node, and its open transactions."""
 
-    def __init__(self, path: Path) -> None:
-        self.node = TestNode(path)
+    def __init__(self, path: Path, changes_bytes: int = 32 << 20) -> None:
+        self.node = TestNode(path, limits=Limits(changes_bytes=changes_bytes))
         self.interactive = Interactive(self.node.engine, lambda _access_set, _base: None)
         self.boundary = Boundary()
         self.lending = Lending(self.node.engine, self.interactive, self.durable, self.boundary)
@@ -157,6 +158,53 @@ async def test_statement_that_could_draw_random_ids_is_refused(desk: Desk, tmp_p
     assert await desk.commit(work) == ""
     assert desk.node.rows("SELECT id, v FROM t ORDER BY id") == [(1, "a"), (2, "b"), (3, "x"), (4, "y")]
     assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
+
+
+@pytest.mark.parametrize(
+    ("sql", "error"),
+    [
+        ("INSERT INTO t(id, v) VALUES (9, 'z') RETURNING zeroblob(2000000)", "results take more"),
+        ("INSERT INTO t(id, v) VALUES (9, 'z') RETURNING CAST(x'ff' AS TEXT)", "result has a text that is not UTF-8"),
+        (("INSERT INTO t(id, v) VALUES (9, ?)", ["z" * 200_000]), "bytes of statements with their values"),
+        (f"SAVEPOINT s{'x' * 200_000}", "bytes of statements with their values"),
+    ],
+)
+async def test_refused_statement_of_a_schema_transaction_has_no_effect(tmp_path: Path, sql: Sql, error: str) -> None:
+    """A statement that is not recorded for the other nodes must leave no rows that the transaction sees."""
+    desk = Desk(tmp_path / "A.sqlite", changes_bytes=100_000)
+    work = TransactionWork(serializable=True)
+    await desk.run(work, "ALTER TABLE t ADD COLUMN w")
+    await desk.run(work, "INSERT INTO t(id, v) VALUES (3, 'c')")
+    with pytest.raises(BedrockishError, match=error):
+        await desk.run(work, sql)
+    assert (await desk.run(work, "SELECT id FROM t ORDER BY id")).rows == [(1,), (2,), (3,)]
+    await desk.run(work, "INSERT INTO t(id, v) SELECT 4, count(*) FROM t")
+    assert await desk.commit(work) == ""
+    assert desk.node.rows("SELECT id, v FROM t ORDER BY id") == [(1, "a"), (2, "b"), (3, "c"), (4, 3)]
+    assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
+    desk.close()
+
+
+async def test_schema_change_follows_a_text_that_fts5_was_refused(desk: Desk) -> None:
+    """The private copy gets the same error, with the name of the table and not that of FTS5's own."""
+    desk.node.run("CREATE VIRTUAL TABLE f USING fts5(a)")
+    work = TransactionWork(serializable=True)
+    for _ in range(2):
+        with pytest.raises(SqlError, match="a text written to f is not UTF-8"):
+            await desk.run(work, "INSERT INTO f VALUES (CAST(x'ff' AS TEXT))")
+        await desk.run(work, "CREATE TABLE IF NOT EXISTS later(x)")
+    assert await desk.commit(work) == ""
+    assert desk.node.rows("SELECT count(*) FROM f") == [(0,)]
+
+
+async def test_schema_transaction_counts_all_rows_that_it_inserts_into_fts5(desk: Desk) -> None:
+    """FTS5 writes its pages at the end of a savepoint, after which SQLite's own count is that of the pages."""
+    work = TransactionWork(serializable=True)
+    await desk.run(work, "CREATE VIRTUAL TABLE f USING fts5(a)")
+    assert (await desk.run(work, "INSERT INTO f(rowid, a) VALUES (1, 'one'), (2, 'two'), (7, 'three')")).rowcount == 3
+    assert (await desk.run(work, "UPDATE f SET a = 'all'")).rowcount == 3
+    assert await desk.commit(work) == ""
+    assert desk.node.rows("SELECT rowid FROM f('all')") == [(1,), (2,), (7,)]
 
 
 @pytest.mark.parametrize(

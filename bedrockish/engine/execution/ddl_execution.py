@@ -57,6 +57,7 @@ _DATA = (  # names that are counted as the catalogue, although their content is 
     ("pragma_foreign_key_check", "use PRAGMA foreign_key_check"),
 )
 _SAME_EVERYWHERE = frozenset({"json_each", "json_tree"})
+STEP_BYTES = 32  # what a recorded statement takes besides its text: above all the digest of its answer
 _WAY_OUT = "in a transaction that changes the schema and rows, every node runs each statement; {}"
 
 
@@ -159,6 +160,8 @@ class Mixed:
             UnsupportedError: the name is reserved.
         """
         name, place = control.name.lower(), 0
+        text = f"{control.kind} {quote(control.name)}"
+        self._check_room(text)
         if control.kind == SAVEPOINT:
             if name == MARK:
                 raise UnsupportedError(f"the savepoint {MARK} belongs to the database itself; choose another name")
@@ -170,7 +173,6 @@ class Mixed:
             del self._marks[place + (control.kind == ROLLBACK_TO) :]
         else:
             raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
-        text = f"{control.kind} {quote(control.name)}"
         try:
             self._db.execute(text)
         except apsw.Error as error:
@@ -208,12 +210,13 @@ class Mixed:
 
     def _run_statement(self, piece: Compiled, text: str, room: int) -> tuple[Result, int]:
         db = self._db
+        self._check_room(text)
         allowed = None
         if (piece.kind != SCHEMA or piece.fills) and first_word(text) != "EXPLAIN":
             allowed = self._check_stable(text)
         db.set_last_insert_rowid(0)
         try:
-            rows, size = self._watched(replace(piece, sql=text, auto=None), room, allowed)
+            rows, size, changed, rowid = self._watched(replace(piece, sql=text, auto=None), room, allowed)
         except TakesLongError:
             raise TakesLongError(piece.sql) from None  # texts that take long are remembered as the client wrote them
         except (ConstraintError, SqlError) as error:
@@ -221,8 +224,6 @@ class Mixed:
             if is_open and not _rests_on_definitions(piece, error):
                 self._record(Step(text, FAIL, failure_digest(str(error.__cause__))))
             raise
-        changed = db.changes() if piece.kind == WRITE else 0
-        rowid = db.last_insert_rowid() if piece.kind == WRITE else 0
         self.lastrowid = rowid or self.lastrowid
         if piece.kind == SCHEMA:
             self._schema_changed()
@@ -241,38 +242,50 @@ class Mixed:
         if self._drawn is not None:
             self._drawn.schema_changed()
 
-    def _watched(self, piece: Compiled, room: int, allowed: Lengths | None) -> tuple[list[tuple[Any, ...]], int]:
-        """Run a statement; undo and refuse it if it may have drawn random ids or wrote a text that is not UTF-8."""
+    def _watched(
+        self, piece: Compiled, room: int, allowed: Lengths | None
+    ) -> tuple[list[tuple[Any, ...]], int, int, int]:
+        """Run a statement; undo it if it fails, may have drawn random ids, or wrote a text that is not UTF-8.
+
+        Return its rows, an estimate of their bytes, and for a write how many rows it changed and the last rowid.
+        """
         if piece.kind != WRITE and not piece.fills:
-            return self._executor.run_piece(piece, (), room, allowed)
+            return *self._executor.run_piece(piece, (), room, allowed), 0, 0
         db, texts = self._db, WrittenTexts(self._db)
         self._drawn = self._drawn or DrawnIds(db)
         db.execute(f"SAVEPOINT {MARK}")
+        is_kept = False
         try:
             with self._drawn, texts:
                 found = self._executor.run_piece(piece, (), room, allowed)
+            # FTS5 writes its pages at the end of a savepoint, which SQLite counts as changes.
+            counts = (db.changes(), db.last_insert_rowid()) if piece.kind == WRITE else (0, 0)
             with self._executor.governor.judging(piece.sql):
                 texts.read_rows()
-            if self._drawn.table or texts.table:
-                db.execute(f"ROLLBACK TO {MARK}")
             if self._drawn.table:
                 way = f"this one {WHY.format(self._drawn.table)}; use two transactions, or remove that row first"
                 raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
             if texts.table:
                 raise not_text(texts.table)
-            return found
+            is_kept = True
+            return *found, *counts
         finally:
             if db.in_transaction:
+                if not is_kept:  # the rows of an INSERT stay if its RETURNING is refused
+                    db.execute(f"ROLLBACK TO {MARK}")
                 db.execute(f"RELEASE {MARK}")
 
-    def _record(self, step: Step) -> None:
-        self._size += len(step.sql) + len(step.told) + 16
-        if self._size > self._limits.changes_bytes:
+    def _check_room(self, sql: str) -> None:
+        """Refuse a statement whose record would exceed the limit, before the statement has an effect."""
+        if self._size + len(sql) + STEP_BYTES > self._limits.changes_bytes:
             raise TooLargeError(
                 f"a transaction that changes the schema and rows may have {self._limits.changes_bytes} bytes of "
                 "statements with their values, and this one has more; write the rows in transactions of their own",
                 limit=self._limits.changes_bytes,
             )
+
+    def _record(self, step: Step) -> None:
+        self._size += len(step.sql) + STEP_BYTES
         self.steps.append(step)
 
     def _set(self, piece: Compiled) -> Result:
@@ -281,6 +294,7 @@ class Mixed:
             option = DEFER_ON if on else DEFER_OFF
         else:
             option = KEYS_ON if on else KEYS_OFF
+        self._check_room(option)
         if option == KEYS_OFF and self._before is None:
             self._before = self._violations()
         self._options = True

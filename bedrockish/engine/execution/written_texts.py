@@ -6,6 +6,7 @@ The rows of other transactions are checked where their changes are captured; a s
 import apsw
 
 from bedrockish_journal.storage.table_layout import find_table, quote
+from bedrockish_journal.storage.virtual_tables import virtual_tables
 
 _HOOK = "written texts"
 
@@ -39,7 +40,10 @@ class WrittenTexts:
             self._unread.setdefault(update.table_name, set()).add(update.rowid_new)
 
     def read_rows(self) -> None:
-        """Examine the rows that no hook has shown: those of CREATE TABLE AS, and of tables with VIRTUAL columns."""
+        """Examine the rows that no hook has shown: those of CREATE TABLE AS, and of tables with VIRTUAL columns.
+
+        A shadow table in ``table`` becomes its virtual table.
+        """
         query = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rowid > ?"
         for (name,) in self._db.execute(query, (self._newest,), can_cache=False).fetchall():
             self._read(str(name), f"SELECT * FROM {quote(str(name))}", [()])
@@ -50,6 +54,10 @@ class WrittenTexts:
             columns = ", ".join(quote(str(column)) for (column,) in stored)
             query = f"SELECT {columns} FROM {quote(name)} WHERE {table.key_columns[0]} = ?"
             self._read(name, query, [(rowid,) for rowid in rowids])
+        if self.table:
+            written = self.table.lower()
+            owners = (one.name for one in virtual_tables(self._db) if written in map(str.lower, one.shadow_names))
+            self.table = next(owners, self.table)
 
     def _read(self, name: str, query: str, keys: list[tuple[int, ...]]) -> None:
         try:

@@ -146,3 +146,14 @@ async def test_schema_change_of_a_killed_leader_is_in_force_everywhere_or_nowher
     cluster.stop()
     judge_files(cluster)
     assert rows(cluster.nodes[0], "SELECT n, c0 FROM t ORDER BY id LIMIT 1") == [(1, 2)]
+
+
+async def test_strict_read_at_another_node_sees_the_rows_of_a_schema_change(cluster: LocalCluster) -> None:
+    """Its node may have the change in force, and in its file only the state before, which has the change's entry."""
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True)) as writer, open_client(cluster.url(1, only=True)) as reader:
+        await writer.execute("CREATE TABLE counted(id INTEGER PRIMARY KEY, a)")
+        for number in range(40):
+            await writer.transact([f"CREATE INDEX counted_{number} ON counted(a)", "INSERT INTO counted(a) VALUES (1)"])
+            found = await reader.execute("SELECT count(*) FROM counted", read="strict")
+            assert found.value() == number + 1

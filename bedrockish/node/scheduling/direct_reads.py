@@ -77,6 +77,7 @@ class DirectReads:
         self._budget_s = node.config.limits.loop_ms_max / 1000
         self._reads = CommittedReads(node.engine.beside())
         self.base: Vector = {}  # the state from which the last read was answered
+        self.schema = 0  # the version of the schema in that state
         self._until = self._ended = 0.0  # when the present turn of the reads ends, and when the last read ended
         self._token = Token()  # the token of answers from the pinned snapshot
         # The token of answers from the open batch, after the snapshot and the vector for which it was made.
@@ -126,7 +127,7 @@ class DirectReads:
             # Rights that were changed after the snapshot are not durable yet; the core waits until they are.
             if pin is None or pin.flushed.members != engine.flushed.members:
                 return None
-            token = self._token
+            token, self.schema = self._token, pin.flushed.schema
             # At the level ``stale`` the snapshot answers, so that no read waits for a disk.
             if request.read == STALE or engine.applied == pin.flushed.applied or self._is_own(pin):
                 self.base = pin.flushed.applied

@@ -111,6 +111,8 @@ class StrictReads:
             elif not may_be_behind:
                 answer = direct.execute(read.request)
                 base = direct.base
+                if direct.schema != self._node.core.state.schema.version:
+                    answer = None  # a change came into force after the durable state, which has its entry already
             if answer is None:
                 self._node.enqueue_read(read)
                 continue

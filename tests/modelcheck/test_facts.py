@@ -2,7 +2,7 @@
 
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
-from tools.modelcheck.facts import Facts, quarrel
+from tools.modelcheck.facts import Facts, broken_law
 from tools.modelcheck.frozen import number_of
 
 WRITES = AccessSet(write_points=frozenset({b"x"}))
@@ -20,19 +20,19 @@ def facts(node: str, *commits: tuple[str, ...], told: tuple[tuple[str, str], ...
 
 def test_joined_command_happens_once() -> None:
     one = facts("A", ("p", "q"), ("r",))
-    assert quarrel(one, one) is None
+    assert broken_law(one, one) is None
     for others in (("q",), ("s", "q"), ("s", "p")):
         twice = facts("A", ("p", "q"), others)
-        found = quarrel(twice, twice)
+        found = broken_law(twice, twice)
         assert found is not None
         assert found[0] == "a command happens once"
 
 
 def test_joined_command_gets_the_place_of_its_transaction() -> None:
     truly = facts("A", ("p", "q"), told=(("p", "A1"), ("q", "A1")))
-    assert quarrel(truly, truly) is None
+    assert broken_law(truly, truly) is None
     for lie in (("r", "A1"), ("q", "A2")):
         liar = facts("A", ("p", "q"), ("s",), told=(lie,))
-        found = quarrel(liar, liar)
+        found = broken_law(liar, liar)
         assert found is not None
         assert found[0] == "no acknowledged commit is lost"

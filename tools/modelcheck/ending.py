@@ -10,7 +10,7 @@ from random import Random
 
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Message
-from tools.modelcheck.facts import facts_of, quarrel
+from tools.modelcheck.facts import broken_law, facts_of
 from tools.modelcheck.nodes import CAUGHT, BrokenError
 from tools.modelcheck.place import STILL, Place
 
@@ -131,7 +131,7 @@ class Ending:
     def _judge(self) -> None:
         facts = [facts_of(place) for place in self.living]
         for one, other in combinations_with_replacement(facts, 2):
-            found = quarrel(one, other)
+            found = broken_law(one, other)
             if found is not None:
                 raise BrokenError(*found)
         rows = [place.disk.durable.rows for place in self.living]

@@ -43,7 +43,7 @@ def transaction(number: int) -> Transaction:
     return found
 
 
-def quarrel(one: Facts, other: Facts) -> tuple[str, str] | None:
+def broken_law(one: Facts, other: Facts) -> tuple[str, str] | None:
     """Return a law that these nodes break, each alone or both together, and how; None if they break no law."""
     return _half(one, other) or (_half(other, one) if one is not other else None)
 

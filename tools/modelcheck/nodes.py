@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from bedrockish.core.protocol.messages import Message, decode, encode
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.transaction import Txid
-from tools.modelcheck.facts import Facts, facts_of, quarrel
+from tools.modelcheck.facts import Facts, broken_law, facts_of
 from tools.modelcheck.frozen import freeze, key_of, thaw
 from tools.modelcheck.place import HaltedError, Place
 from tools.modelcheck.scopes import LIMITS, Scope
@@ -169,7 +169,7 @@ class Nodes:
         pair = self.known[left].facts, self.known[right].facts
         if pair in self._agree:
             return
-        found = quarrel(self.facts.values[pair[0]], self.facts.values[pair[1]])
+        found = broken_law(self.facts.values[pair[0]], self.facts.values[pair[1]])
         if found is not None:
             raise BrokenError(*found)
         self._agree.add(pair)

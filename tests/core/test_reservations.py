@@ -340,7 +340,7 @@ def test_oldest_reservation_goes_first_and_each_has_its_turn() -> None:
 
 
 def told(net: Net, name: str) -> dict[str, Reservation]:
-    return net.places[name].core.coordinator.contention.reservations.told
+    return net.places[name].core.coordinator.contention.reservations.latest
 
 
 def test_small_schema_once_only_and_young_requests_make_no_reservation() -> None:

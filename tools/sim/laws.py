@@ -313,7 +313,7 @@ class Laws:
                 "outcomes": state.votes.outcomes,
                 "applied set": state.votes.done,
                 "votes on disk": machine.disk.seen.votes,
-                "reservations": node.coordinator.contention.reservations.told,
+                "reservations": node.coordinator.contention.reservations.latest,
             }
             applied = state.timelines.applied
             first = machines[0].node.state.timelines.applied  # type: ignore[union-attr]  # these machines run

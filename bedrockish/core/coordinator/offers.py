@@ -30,7 +30,7 @@ class Ahead:
     size: int  # the bytes of all pieces
     stored: set[str] = field(default_factory=set)  # the voters at which all pieces are durable
     # When to repeat the offer to each voter; empty while it waits for other offers.
-    told: dict[str, Repeat] = field(default_factory=dict)
+    repeats: dict[str, Repeat] = field(default_factory=dict)
 
 
 class Offers:
@@ -85,8 +85,8 @@ class Offers:
             if on_the_way > AHEAD_BYTES_MAX and on_the_way > one.size:
                 return
             for node in state.roster.voters:
-                if node != state.me and state.roster.peers[node].up and node not in one.told:
-                    one.told[node] = Repeat(now, TELL_AGAIN_S)
+                if node != state.me and state.roster.peers[node].up and node not in one.repeats:
+                    one.repeats[node] = Repeat(now, TELL_AGAIN_S)
                     state.outbox.send(node, self._message(one))
 
     def _message(self, one: Ahead) -> Offer:
@@ -94,7 +94,7 @@ class Offers:
 
     def _withdraw(self, one: Ahead) -> None:
         state = self.state
-        for node in one.told:
+        for node in one.repeats:
             if node in state.roster.peers:
                 state.outbox.send(node, Offer(one.number, (), state.clock.read()))
         state.pieces.offered = {
@@ -135,7 +135,7 @@ class Offers:
             # The voters must drop the stored pieces, which count against the room for other offers.
             self._withdraw(self.ahead.pop(request))
         for one in self.ahead.values():
-            for node, repeat in one.told.items():
+            for node, repeat in one.repeats.items():
                 peer = state.roster.peers.get(node)
                 if peer is None or not peer.up or not state.roster.is_voter(node):
                     continue
@@ -149,6 +149,6 @@ class Offers:
         """Repeat to a peer the offers that it may have missed."""
         for one in self.ahead.values():
             # The offer may be lost with the old link. The peer fetches only the pieces that it lacks, by their digests.
-            if one.told:
-                one.told.pop(peer, None)
+            if one.repeats:
+                one.repeats.pop(peer, None)
         self._send_waiting()

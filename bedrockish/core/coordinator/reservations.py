@@ -67,7 +67,7 @@ class Reservations:
         self._state, self._in_flight, self._wait_queue, self._pause = state, in_flight, wait_queue, pause
         self.held: Reservation | None = None  # the reservation that is honoured here now, or None
         self.is_changed = False  # whether this node's own reservation has changed and has to be gossiped
-        self.told: dict[str, Reservation] = {}  # the reservations of all leaders, by leader, including this node's own
+        self.latest: dict[str, Reservation] = {}  # the latest reservation of each leader, including this node's own
         self._spent: dict[str, Txid] = {}  # by leader, its last reservation that was honoured for its full duration
         self._own: int | None = None  # the request that has this node's reservation
         self._until = 0.0  # seconds at which the honoured reservation ends
@@ -114,7 +114,7 @@ class Reservations:
         txid = Txid(state.clock.tick(), state.me)
         state.reserved = (txid.clock, for_ms, said)
         self._own, self.is_changed = inflight.number, True
-        self.told[state.me] = Reservation(txid, for_ms, access_set)
+        self.latest[state.me] = Reservation(txid, for_ms, access_set)
         inflight.reserves = True
         state.counts["reservations"] += 1
         self.choose()
@@ -127,7 +127,7 @@ class Reservations:
 
     def _withdraw(self, inflight: InFlight) -> None:
         inflight.reserves = inflight.goes_first = False
-        del self.told[self._state.me]
+        del self.latest[self._state.me]
         self._own, self._state.reserved, self.is_changed = None, None, True
 
     @property
@@ -157,32 +157,32 @@ class Reservations:
         Raises:
             EntryMalformedError: its access set cannot be read.
         """
-        known = self.told.get(peer)
+        known = self.latest.get(peer)
         if reserved is None:
             if known is not None:
-                del self.told[peer]
+                del self.latest[peer]
                 self.choose()
             return
         clock, for_ms, said = reserved
         if known is not None and known.txid.clock == clock:
             return  # it is known already: each gossip repeats it
         access_set = read_access_set(said)
-        self.told[peer] = Reservation(Txid(clock, peer), for_ms, access_set)
+        self.latest[peer] = Reservation(Txid(clock, peer), for_ms, access_set)
         self.choose()
 
     def check(self) -> None:
         """Drop the reservations of silent nodes, and honour the oldest one for which there is time now."""
-        if self.told:
+        if self.latest:
             self.choose()
 
     def choose(self) -> None:
         """Honour the oldest reservation that has not used its duration, if the share of time allows it."""
         state, now, held = self._state, self._state.clock.now.seconds, self.held
         silent_s = state.settings.suspicion_ms / 1000
-        for leader in [leader for leader in self.told if leader != state.me]:
+        for leader in [leader for leader in self.latest if leader != state.me]:
             peer = state.roster.peers.get(leader)
             if peer is None or not peer.up or now - peer.heard > silent_s:
-                del self.told[leader]
+                del self.latest[leader]
         if held is not None and now >= self._until:
             self._spent[held.txid.leader] = held.txid
             inflight = self._own_request
@@ -190,7 +190,7 @@ class Reservations:
                 # The request did not commit in time. It may make a new reservation, which is younger than the others.
                 self._withdraw(inflight)
         # A reservation of 0 ms is skipped: it could never be honoured, would never end, and would block the others.
-        waiting = (one for one in self.told.values() if one.for_ms and self._spent.get(one.txid.leader) != one.txid)
+        waiting = (one for one in self.latest.values() if one.for_ms and self._spent.get(one.txid.leader) != one.txid)
         first = min(waiting, key=lambda one: one.txid, default=None)
         if held is not None and (first is None or first.txid != held.txid):
             self._release(held)

@@ -307,7 +307,7 @@ class Transaction:
 
     def _note_error(self, op: str, error: BaseException, first: int | None = None) -> None:
         """Update the state of the transaction after a step that failed or was cancelled."""
-        if op == STATEMENTS and isinstance(error, ConstraintError):
+        if op in (BEGIN, STATEMENTS) and isinstance(error, ConstraintError):
             self._options.values.note_failure()
         if isinstance(error, BedrockishError):
             self._options.temporary.note(error, first=first)

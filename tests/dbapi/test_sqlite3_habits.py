@@ -679,6 +679,12 @@ def test_last_insert_rowid_and_changes_belong_to_the_connection(url: str, mode: 
     with pytest.raises(db.IntegrityError):
         connection.execute(f"INSERT INTO {name}(id) VALUES ({first})")
     assert connection.execute(asked).fetchone() == (first + 1, 0, 2)
+    connection.commit()
+    connection.execute(f"UPDATE {name} SET x = 'b' WHERE id = {first}")
+    connection.commit()
+    with pytest.raises(db.IntegrityError):  # the first statement of a transaction, with which BEGIN is sent
+        connection.execute(f"INSERT INTO {name}(id) VALUES ({first})")
+    assert connection.execute(asked).fetchone() == (first + 1, 0, 3)
     connection.rollback()
     connection.close()
     other.close()

@@ -112,6 +112,21 @@ async def test_rows_of_all_long_statements_count_towards_the_limit_of_their_tran
         assert (await client.execute("SELECT sum(length(v)) FROM big")).value() == 24_000_000
 
 
+async def test_results_of_all_long_statements_count_towards_the_limit_of_their_request(cluster: LocalCluster) -> None:
+    """Without that, one request of many statements could take all memory of the node, and more than one message."""
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+        await client.execute("CREATE TABLE single(id INTEGER PRIMARY KEY, v BLOB)")
+        transaction = await client.begin()
+        await transaction.execute("INSERT INTO single VALUES (1, x'')")
+        select = f"SELECT zeroblob(12000000 + 0 * ({LONG} SELECT count(*) FROM n)) FROM single"
+        assert [len(one.value()) for one in await transaction.run([select] * 2)] == [12_000_000] * 2
+        with pytest.raises(TooLargeError, match="results take more than"):
+            await transaction.run([select] * 3)
+        await transaction.commit()
+        assert (await client.execute("SELECT count(*) FROM single")).value() == 1
+
+
 async def test_long_requests_behave_like_short_ones(cluster: LocalCluster) -> None:
     """Rows, ids, triggers and constraints are as for short requests.
 

@@ -355,24 +355,25 @@ class OverlayTransaction:
 
 
 def resume(
-    workspace: Workspace, work: TransactionWork, statement: Statement | Bound
-) -> tuple[Result | None, BedrockishError | None]:
+    workspace: Workspace, work: TransactionWork, statement: Statement | Bound, room: int
+) -> tuple[Result | None, int, BedrockishError | None]:
     """Run a statement of a transaction that is open in the loop, and keeps its row locks, on a workspace's snapshot.
 
-    Return the result, or the error.
+    Return the result or None, about how many bytes the results take, and the error or None.
 
     Args:
         work: a record of the transaction with its changes, which takes the effects of the statement.
         statement: a compiled statement with its parameters, or a text that is compiled here.
+        room: how many bytes the results may take.
 
     Raises:
         BedrockishError: the error of ``Workspace.stop``, or the file cannot be read.
     """
 
-    def run(writer: Writer) -> tuple[Result | None, BedrockishError | None]:
+    def run(writer: Writer) -> tuple[Result | None, int, BedrockishError | None]:
         one = OverlayTransaction(workspace, work)
         one.use(writer)
-        writer.executor.reader, interactive, room = None, one.interactive, writer.limits.result_bytes
+        writer.executor.reader, interactive, taken = None, one.interactive, 0
         work.base, work.schema = dict(one.applied), one.schema_version
         work.begin_sets(writer.executor.analysis)
         result: Result | None = None
@@ -381,11 +382,12 @@ def resume(
             pieces = interactive.pieces(work, statement) if isinstance(statement, Statement) else [statement]
             for piece, params in pieces:
                 work.inspect(piece)
-                result, _ = interactive.run(work, piece, params, room)
+                result, size = interactive.run(work, piece, params, room - taken)
+                taken += size
         except BedrockishError as caught:
             error = caught
         interactive.leave()
-        return result, error
+        return result, taken, error
 
     return workspace.inside(run)
 

@@ -583,10 +583,10 @@ class Transactions:
         if self._runner.is_long(statement):
             yield from self._reach_level(tx)
             try:
-                last, taken = yield from self._runner.run_long(work, tx.request, statement)
+                last, taken = yield from self._runner.run_long(work, tx.request, statement, room)
             except ClockNeededError:
                 yield partial(self._take_clock, tx)
-                last, taken = yield from self._runner.run_long(work, tx.request, statement)
+                last, taken = yield from self._runner.run_long(work, tx.request, statement, room)
             self._find(tx.owner, tx.name)
             return last, taken
         for piece, params in interactive.pieces(work, statement):

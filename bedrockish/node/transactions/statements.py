@@ -50,7 +50,7 @@ class StatementRunner:
         self._interactive.start(work)
         if piece.kind == READ and work.snapshot is not None and not work.owns(piece):
             return (yield from wait(partial(self._on_snapshot, work, piece, params, room)))
-        return (yield from wait(partial(self._on_overlay, work, request, (piece, params))))
+        return (yield from wait(partial(self._on_overlay, work, request, (piece, params), room)))
 
     def run_alike(self, work: TransactionWork, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         """Run consecutive statements together in the loop, as ``Interactive.run_alike`` does, unless they take long."""
@@ -66,11 +66,13 @@ class StatementRunner:
         """
         return self._interactive.parts.executor.texts.is_long(statement)
 
-    def run_long(self, work: TransactionWork, request: Request, statement: Statement) -> Steps[tuple[Result, int]]:
+    def run_long(
+        self, work: TransactionWork, request: Request, statement: Statement, room: int
+    ) -> Steps[tuple[Result, int]]:
         """Compile and run a text in a worker; return the result of its last statement. Raises as ``run``."""
         self._interactive.check_schema(work)
         self._interactive.start(work)
-        return (yield from wait(partial(self._on_overlay, work, request, statement)))
+        return (yield from wait(partial(self._on_overlay, work, request, statement, room)))
 
     async def _on_snapshot(
         self, work: TransactionWork, piece: Compiled, params: tuple[object, ...], room: int
@@ -92,7 +94,11 @@ class StatementRunner:
         return Result(piece.columns, rows, -1, work.lastrowid or None), size
 
     async def _on_overlay(
-        self, work: TransactionWork, request: Request, statement: Statement | tuple[Compiled, tuple[Any, ...]]
+        self,
+        work: TransactionWork,
+        request: Request,
+        statement: Statement | tuple[Compiled, tuple[Any, ...]],
+        room: int,
     ) -> tuple[Result, int]:
         """Run a statement in a worker, on the transaction's changes over a newer snapshot, if no commit conflicts."""
         self._interactive.step_out(work)
@@ -101,7 +107,8 @@ class StatementRunner:
         done.wrote, done.defers = count > 0, work.defers
         done.size, done.searched = work.size, work.searched
         try:
-            result, error = await self._workers.run(request, lambda workspace: resume(workspace, done, statement))
+            run = partial(resume, work=done, statement=statement, room=room)
+            result, size, error = await self._workers.run(request, run)
         finally:
             if work.ended:  # it ended while it was resumed: only this code can release the rows that it has locked
                 self._engine.locks.release(work.command)
@@ -123,7 +130,7 @@ class StatementRunner:
         if error is not None:
             raise error
         assert result is not None
-        return result, sum(len(row) for row in result.rows)
+        return result, size
 
     def _move_base(self, work: TransactionWork, done: TransactionWork) -> None:
         """Move the transaction's base to the present commits, if none of them conflicts with it."""

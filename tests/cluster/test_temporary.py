@@ -219,7 +219,11 @@ async def test_temporary_objects_have_bounds(tmp_path: Path) -> None:
             with pytest.raises(TooLargeError, match="temporary_bytes_max"):
                 await client.execute("INSERT INTO x SELECT randomblob(100000) FROM t, t AS u")
             assert await all_of(client, "SELECT count(*) FROM x") == [(1,)]
-            await client.execute("INSERT INTO t(a) SELECT a FROM x")
+            async with client.transaction() as transaction:  # it goes on without the statement
+                await transaction.execute("INSERT INTO t(a) SELECT a FROM x")
+                with pytest.raises(TooLargeError, match="temporary_bytes_max"):
+                    await transaction.execute("INSERT INTO x SELECT randomblob(100000) FROM t, t AS u")
+                assert (await transaction.execute("SELECT count(*) FROM x")).value() == 1
             await trio.sleep(3)
             with pytest.raises(TemporaryLostError, match="idle_temporary_ms"):
                 await client.execute("SELECT * FROM x")

@@ -133,6 +133,8 @@ class TemporaryTransaction(OverlayTransaction):
                 self.work.over = True  # SQLite has rolled the whole transaction back, including its TEMP tables
             if isinstance(error, ConstraintError) or not isinstance(error.__cause__, apsw.FullError):
                 raise
+            if not self.work.over:
+                self._end = None  # the statement alone is undone, and the next one may need less room
             raise TooLargeError(
                 f"the TEMP tables of a session take at most {self._held.most_bytes} bytes (temporary_bytes_max), and "
                 "the folder of temporary files (TMPDIR) must have room for them; drop some of them, or copy less",

@@ -83,7 +83,7 @@ class Access:
     # Whether only keys that begin with a combination of the values of ``low`` are read, and none in between.
     exact: bool = False
     equal: int = 0  # number of leading columns that always have the same value at both ends
-    stop: Stop | None = None  # where the loop may end before the end of the interval
+    stop: Stop | None = None  # what may end the loop over the interval early, such as a LIMIT
     # The columns of the row on which the statement can depend, if the read is of one row; None for all.
     columns: frozenset[str] | None = None
 

@@ -1,8 +1,8 @@
 """Switches a session's settings on for a connection while one of its statements is explained or runs.
 
 SQLite compiles a statement with the settings of its connection, so a statement with settings is never taken from the
-statement cache. The PRAGMA for LIKE replaces the function, after which SQLite compiles all other statements of the
-connection again. The PRAGMA for recursive triggers only sets a flag, without such an effect.
+statement cache. The PRAGMA for LIKE replaces the function ``like``, so SQLite compiles all other statements of
+the connection again. The PRAGMA for recursive triggers only sets a flag; the other statements stay compiled.
 """
 
 from collections.abc import Iterator

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_json: bool) -> None:
     """Write journals as Parquet into a directory, or bring it up to the journals' newest commits.
 
-    Each source is a node's file or the URL of a running node. Only new commits are written. It may be stopped or killed
-    at any moment, and run again.
+    Each source is a node's file or the URL of a running node. Only new commits are written. The command may be stopped
+    or killed at any moment, and run again.
     """
     check_installed("pyarrow")
     from bedrockish_journal.spark.export.export import export  # both need pyarrow, which was checked before

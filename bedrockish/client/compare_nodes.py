@@ -102,7 +102,7 @@ class NodeComparison:
             after = done.last
 
     async def _compare(self, asked: Range) -> RangeDigest | None:
-        """Compare a range at all nodes; return the first node's digest, None if the rest of the table is skipped."""
+        """Compare a range at all nodes; return the first node's digest, None if the rest cannot be compared."""
         report = self.report
         answers = await self._ask_short_range(asked)
         while unreadable := [node for node, one in answers.items() if one.unreadable]:

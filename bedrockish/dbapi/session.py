@@ -392,7 +392,7 @@ class Session:
             self._marks, self._began_by_mark = marks, by_mark
             self._unchecked, self._is_switched, self._changes_schema, self._wrote = flags
             self._replayed = list(log)
-            self._values = values  # the values at the beginning of the first attempt
+            self._values = values  # not those that ``_begin`` has just saved: a failed attempt may have changed them
             self.link.values.restore(values)
             try:
                 if all(self._repeats(opened, texts, told) for texts, told in log):

@@ -60,7 +60,7 @@ class EntryApplier:
         return changes
 
     def encode(self, changes: list[Change]) -> bytes:
-        """Encode the changes of a transaction; if they are few, keep them until the transaction is applied."""
+        """Encode the changes of a transaction; if the encoding is short, keep them, so that it need not be decoded."""
         data = encode_changes(changes)
         self._keep(data, changes)
         return data

@@ -310,7 +310,7 @@ class Published:
         return self._bytes(0, _FACTS_END) == last_bytes
 
     def batch(self, number: int) -> Batch | None:
-        """Return the page's entry of a batch; None if the batch is not among the last ``BATCHES``."""
+        """Return what the page tells about a batch; None if the batch is not among the last ``BATCHES``."""
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
         entry = self._bytes(place, place + _BATCH.size)
         found, frames, salts, schema, check = _BATCH.unpack(entry)
@@ -355,9 +355,9 @@ class Published:
 
 
 def _mapped(path: str, mode: int) -> tuple[mmap.mmap, int]:
-    """Return a node's page in memory, and the inode of its file, which is created if it does not exist.
+    """Map the file of a node's page, which is created if it does not exist; return the map and the file's inode.
 
-    Its disk space is allocated at once: on a full disk, a write to unallocated memory would kill the process.
+    The file's blocks are allocated at once: on a full disk, a write to a missing block would kill the process.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:

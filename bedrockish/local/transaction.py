@@ -348,7 +348,7 @@ class _Statement:
             raise self._failed(error) from error
 
     def _failed(self, error: apsw.Error) -> BedrockishError:
-        """Return the error for SQL that is not the client's, such as the EXPLAIN that derives a read set."""
+        """Return the error to raise if SQL fails that is not the client's, such as the EXPLAIN for a read set."""
         if self.stopped is not None and isinstance(error, apsw.InterruptError):
             return self.stopped
         self._file_workspace.workspace.is_broken = True

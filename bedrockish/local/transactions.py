@@ -147,7 +147,7 @@ class LocalTransactions:
         """Begin a transaction that uses the session's TEMP objects; return False if they must be made at the node.
 
         Args:
-            request: its BEGIN.
+            request: the transaction's BEGIN.
             before: the same transaction, if it began before the session had TEMP objects.
 
         Raises:

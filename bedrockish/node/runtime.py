@@ -269,7 +269,7 @@ class Runtime:
             over.set()
 
         self.begin(request, done, prepare, once=once, shares=shares, base=base)
-        if not found:  # a read may be answered already; it needs no trio checkpoint: its caller waits for a link
+        if not found:  # else a read was answered already, which needs no checkpoint: its caller waits for a link
             try:
                 await over.wait()
             except trio.Cancelled:
@@ -599,7 +599,7 @@ class Runtime:
         return len(self.waiters.open)
 
     def leave(self) -> None:
-        """End running work, make its writes durable, lower the clock's ceiling to the last value used, and answer.
+        """End running work, make its writes durable, store the last clock used as its ceiling, and answer all clients.
 
         After damage, or a fault, nothing more is written, because not all effects of the core's last step were
         performed; and an error in this call is only logged, so that it does not hide the reason why the node ends.

@@ -59,9 +59,9 @@ class FrameReader:
         self._buffer += data
 
     def take_data(self, data: bytes) -> list[bytes]:
-        """Store more bytes, and return the payloads of the first frames that are complete DATA frames within the limit.
+        """Store more bytes, and return the payloads of all frames up to the first one that cannot be returned.
 
-        All bytes from the first other frame on stay in the buffer.
+        That is a frame of another kind than DATA, or incomplete, or too long. It and all bytes after it stay here.
         """
         size = len(data)
         if not self._buffer and size >= _HEADER_BYTES:  # most reads return one whole frame, which need not be buffered

@@ -1,6 +1,6 @@
 """Limits the memory for incomplete messages of all clients together.
 
-A message may be as long as a frame, so some dozen clients that send most of a message and stop would take all memory.
+A message may have 64 MiB, so some dozen clients that send most of a message and then stop would take all memory.
 If the incomplete messages exceed a limit, only the longest one and short ones are read further; the senders of the
 others wait, as for any slow reader. If the longest message is not completed in time, its sender is disconnected.
 """

@@ -68,10 +68,10 @@ class Program:
 
     @asynccontextmanager
     async def at(self, url: str, database: Path) -> AsyncIterator["Program"]:
-        """Open a node's file for the block.
+        """Open a node's file in the program's process, for the time of a ``with`` block.
 
         Raises:
-            BedrockishError: neither the file nor another node of the URL can be reached.
+            BedrockishError: the file cannot be used, and no node of the URL can be reached.
         """
         self._url, self.database = f"{url}&local={database}", database
         try:

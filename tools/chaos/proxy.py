@@ -171,7 +171,7 @@ class Network:
                 nursery.start_soon(line.run)
 
     def between(self, some: Iterable[str], others: Iterable[str]) -> list[Line]:
-        """Return the lines between the nodes of two groups, in both directions."""
+        """Return the network lines between the nodes of two groups, in both directions."""
         left, right = set(some), set(others)
         return [line for (a, b), line in self.lines.items() if (a in left and b in right) or (a in right and b in left)]
 

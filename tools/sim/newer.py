@@ -26,7 +26,7 @@ class NewerQuestions:
         self.number = 0
 
     def take(self, node: Node, request: Request, answer: Answerer) -> bool:
-        """Add a read to the next question; return False if the core has to answer it."""
+        """Let a strict read share the next question; return False if the core has to answer the read."""
         if request.read != STRICT or any(one.sql not in READS for one in request.statements):
             return False
         if len(node.state.votes.pending) or self.machine.luck.random() > SHARE:

@@ -1,8 +1,8 @@
 """SQL scripts: a text becomes statements and dot-commands, and statements become transactions. Pure.
 
 SQLite itself decides where a statement ends (a semicolon in a string or in a trigger's body ends nothing). The
-statements between BEGIN and COMMIT become one transaction, sent as a whole, unless they need an open transaction,
-because they include savepoints or dot-commands, or end with ROLLBACK. Every other statement is its own transaction.
+statements from BEGIN to COMMIT become one transaction, sent as a whole. If they include savepoints or dot-commands, or
+end with ROLLBACK, they run in an open transaction. Any other statement is a transaction by itself.
 """
 
 from collections.abc import Iterable, Iterator

@@ -102,7 +102,7 @@ class _Call:
 
     @property
     def name(self) -> str | None:
-        """The id of the transaction or stream on whose link the call must be sent; None if any node can answer."""
+        """The id of the open transaction or stream whose link the call must use; None if any node can answer."""
         return None if isinstance(self.what, Request) else name_of(self.what)
 
 

@@ -101,7 +101,8 @@ def two_nodes_lost(last: BedrockishError) -> UnavailableError:
         f"the request did not happen: read the nodes' logs before you send it again ({last.message})",
         reason="two_died",
     )
-    error.retry = False  # else a loop such as ``run_transaction`` would send it to the next two nodes
+    # else a loop such as ``run_transaction`` would send the request again, which could crash two more nodes
+    error.retry = False
     return error
 
 

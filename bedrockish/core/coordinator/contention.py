@@ -1,7 +1,7 @@
 """The order of requests that want the same keys: ``before`` returns the obstacle of a request, ``wait`` lets it wait.
 
-Reservations, the wait queue, the pausing requests of this node, and the turns of the leaders decide the order. Each
-policy only affects timing: the votes on a transaction depend on none of them.
+Reservations, the wait queue, the pausing requests of this node, and the turns of the leaders decide the order. These
+four only affect timing: no vote on a transaction depends on them.
 """
 
 from collections.abc import Mapping

@@ -31,12 +31,12 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, merge
 
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
-UNFIT_MAX = 5  # after this many executions that took too long for their clock, the request fails
+UNFIT_MAX = 5  # how often a request's clock may be too old at the end of an execution; then the request fails
 KEY_BYTES = 32  # the length of a key, for estimates
 RETRY_MS_MIN, RETRY_MS_MAX = 2, 200  # pause before a rejected command runs again; doubled each time, with jitter
 READ_AGAIN_MS = 5  # pause before a strict read is executed again after a conflict
-NAMED_MAX = 256  # transactions that an answer to a question about every key names at most
-NAMED_BEFORE = 16  # the same in the releases 0.2.0 and 0.2.1
+NAMED_MAX = 256  # most transactions in a voter's answer to a question about every key
+NAMED_BEFORE = 16  # most in any other answer; in the releases 0.2.0 and 0.2.1, in every answer
 
 
 class Stage(Enum):
@@ -100,7 +100,7 @@ class Awaited:
             self.safe = max(self.safe, clock)
 
     def is_over(self, state: State) -> bool:
-        """Return whether all of the transactions have ended, and the commits among them are applied here."""
+        """Return whether all awaited transactions have ended, and the commits among them are applied here."""
         safe, outcomes = state.clock.safe, state.votes.outcomes
         self.names = {
             txid

@@ -160,7 +160,7 @@ def moved_up(state: State, command: str, prepared: Prepared) -> Prepared | None:
 
 
 def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:
-    """Return an execution with its base moved up to now, or the error if it would have another result now."""
+    """Return an execution with its base moved up to the newest commits, or the error if these may change its result."""
     error = lost(state, inflight.request.command, prepared)
     if error is not None:
         return error

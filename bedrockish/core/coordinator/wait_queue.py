@@ -170,7 +170,7 @@ class WaitQueue:
         _queue(inflight, self.waits.setdefault(reservation, deque()))
 
     def unblock_all(self, txid: Txid) -> None:
-        """Unblock all requests that wait for a transaction or reservation: they need not conflict with each other."""
+        """Unblock all requests that wait for a transaction or reservation, not only the first; few may conflict."""
         for number in self.waits.pop(txid, ()):
             inflight = self._in_flight.get(number)
             if inflight is not None and inflight.stage is Stage.WAITING:

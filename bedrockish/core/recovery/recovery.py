@@ -54,7 +54,7 @@ class Recovery:
         self.deferred: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet, each with the peer to answer
         self.adoptable: dict[Txid, Round] = {}  # decided commits that cannot be applied here yet
         self.counts = {"started": 0, "adopted": 0, "aborted": 0}
-        self._checked_at = state.clock.now.seconds  # seconds of the last ``check``
+        self._checked_at = state.clock.now.seconds  # seconds at which ``check`` last ran
 
     # -- suspicion -------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Recovery:
         assert ballot > promised
         assert (ballot - FIRST_BALLOT) % len(voters) == voters.index(state.me), "a ballot of another voter"
         if ballot >= ENDED:
-            return  # no recovery reaches such ballots: a node is faulty, and safe time will end the transaction
+            return  # only a faulty node can have used such a ballot; safe time will end the transaction
         self.rounds[txid] = Round(transaction, ballot, state.clock.now.seconds, tries=tries)
         self._send_recover(txid)
 
@@ -293,8 +293,8 @@ class Recovery:
         found = state.happened(transaction.commands, txid)
         never: bool | None = found is not None and found.other != FORGOTTEN
         if not never:
-            # P9: a commit outside its base conflicts with it: a majority held that commit first, so no quorum approved
-            # this transaction.
+            # P9: if a commit outside the transaction's base conflicts with the transaction, a majority held that commit
+            # first, so no quorum approved this transaction.
             never = state.conflicts_outside(transaction)
         # P10: a majority has closed time up to the cut; had a quorum approved it, one of them would have held it.
         if never or state.clock.cut >= txid.clock:

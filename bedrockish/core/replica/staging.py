@@ -79,7 +79,7 @@ class Pull:
 class Staging:
     """The fetching of pieces from peers, and the messages put together from them.
 
-    ``offers``: by peer and the peer's number of the offer.
+    ``offers``: the offered transactions, by peer and by the number that the peer gave to the offer.
     """
 
     def __init__(self, state: State) -> None:
@@ -215,8 +215,8 @@ class Staging:
         state = self.state
         offers = [(key, offer) for key, offer in self.offers.items() if digest in offer.missing]
         messages = [one for one in self.incomplete if digest in one.missing]
-        # A piece that an offer names has to outlast a restart, because the vote on the transaction will. A piece of a
-        # message is needed only once.
+        # A piece of an offered transaction must be durable, because this node's vote on the transaction will name it.
+        # A piece of another message is only needed until the message is put together.
         if offers:
             self.save(digest, data)
         elif messages:

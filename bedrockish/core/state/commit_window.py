@@ -20,9 +20,9 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 EVERYWHERE: list[Place] = [("", 0)]  # a place that every base covers
-FEW = 32  # if access sets have ranges, up to this many commits are compared one by one; more are looked up by key
-FEWER = 2  # the same if no access set has ranges: looking up each key costs as much as two comparisons
-LATEST = 128  # commits of each timeline that are found by their ticks
+FEW = 32  # with ranges: up to so many commits that a base lacks are compared one by one; of more, keys are looked up
+FEWER = 2  # the limit without ranges: a lookup of the keys costs as much as two comparisons
+LATEST = 128  # the newest commits of each timeline, which are found by their ticks
 KEYS_AT_ONCE = 8_000  # keys that are packed in one step, about 10 ms of work
 MEMBER_CHANGES_MAX = 100
 NEVER = 1 << 62  # greater than any version of the membership
@@ -182,7 +182,7 @@ class CommitWindow:
         line.add(known)
 
     def _restart_line(self, place: Place) -> None:
-        """Begin a new line of a timeline after a commit that is packed or left out, and so is a gap in the old line."""
+        """Begin a second line of a timeline after a commit that is packed or left out: a line must not have a gap."""
         leader, tick = place
         if leader not in self._retired and tick > self._recovered.get(leader, 0):
             self._lines[leader] = _Line(tick + 1)

@@ -179,8 +179,9 @@ class Executor:
                 if piece.fills:
                     raise MixesError
                 if piece.kind == SCHEMA:
+                    # Its rollback makes SQLite read all definitions again, and a DROP reads all pages.
                     if self.governor.budget.is_brief and (self._tables.definitions.are_many or piece.drops_pages):
-                        raise TakesLongError(piece.sql)  # after its rollback, SQLite reads all definitions again
+                        raise TakesLongError(piece.sql)
                     if cookie is None:
                         cookie = pragmas.numbers(self._db)
                         self.capture.discard_changes()  # a module writes shadow rows when it creates a table
@@ -292,7 +293,7 @@ class Executor:
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
 
-        The runs have the time limit of the statement itself: to find where a loop ends, they may read as many rows.
+        All runs together have the time limit of one statement: they may read as many rows, to find where a loop ends.
 
         Raises:
             TakesLongError: the query has used the budget and has not ended.

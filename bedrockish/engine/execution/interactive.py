@@ -247,7 +247,7 @@ class Interactive:
         self.engine.scope.begin(work.command, work.clock, work.base)
         self.enter(work)
         self.parts.applier.switch_on()
-        self._executor.reader = None  # the other connection does not see what this one writes
+        self._executor.reader = None  # the reading connection does not see these rows
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
         capture.start(work.size, work.searched)

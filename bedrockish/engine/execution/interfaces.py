@@ -51,7 +51,7 @@ class Guest(Protocol):
         """The transaction whose rows are in the open batch, or None."""
 
     def leave(self) -> None:
-        """Roll the transaction's rows back out of the open batch."""
+        """Remove the transaction's rows from the open batch, by a rollback to a savepoint."""
 
     def lose(self) -> None:
         """Mark the transaction as swapped out, because SQLite has rolled back the open batch with its rows."""

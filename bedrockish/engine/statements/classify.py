@@ -157,7 +157,7 @@ class Compiled:
 
     @property
     def drops_pages(self) -> bool:
-        """Whether it drops a table or an index, for which SQLite reads all pages in one step that no interrupt ends."""
+        """Whether it drops a table or an index: SQLite reads all its pages in one step, which no interrupt ends."""
         return self.kind == SCHEMA and bool(self.tables) and _DROPS.match(self.sql) is not None
 
     @property

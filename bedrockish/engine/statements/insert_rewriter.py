@@ -173,7 +173,7 @@ class _Splicer:
         return end == first + 1 and self._tokens[first].kind in ("number", "string", "blob")
 
     def _wrap_select(self, place: int, width: int) -> None:
-        """Assign an id where a SELECT has NULL or a parameter; leave other expressions, so that copying is cheap."""
+        """Assign an id where a SELECT has NULL or a parameter; others stay: a copy of rows with their ids is cheap."""
         insert = self._insert
         at = insert.first
         while at < insert.end and not self._tokens[at].is_word("SELECT"):

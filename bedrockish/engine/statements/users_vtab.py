@@ -1,4 +1,4 @@
-"""``bedrockish_users``: the users of the cluster as a table for SQL; and the journal's memberships without secrets.
+"""The table ``bedrockish_users`` for SQL, and a function that removes the secrets from memberships in the journal.
 
 The table is an eponymous virtual table, as ``bedrockish_changes``. It shows the users of the applied membership, as of
 the same snapshot as the rows of other tables, without the hashes of passwords.

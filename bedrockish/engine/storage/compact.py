@@ -91,7 +91,7 @@ def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
         # prevents the removal.
         if db.pragma("journal_mode", "delete") != "delete":
             raise ConfigError(f"{path} is open elsewhere; close it there and try again")
-        db.pragma("auto_vacuum", INCREMENTAL)  # the setting of the file that VACUUM INTO makes
+        db.pragma("auto_vacuum", INCREMENTAL)  # VACUUM INTO gives this setting to the new file
         db.execute("VACUUM INTO ?", (str(fresh),))
         content = _content(db)
     sync(fresh)

@@ -257,7 +257,7 @@ class Journal:
         return bool(self.places(txid))
 
     def places(self, txid: Txid) -> list[tuple[str, int]]:
-        """Return the places of a transaction that were applied here, in that order, and not removed since."""
+        """Return a transaction's places that are in this node's journal, in the order in which they were applied."""
         return store.find_places(self._db, txid)
 
     def find_command(self, command: str) -> Entry | None:

@@ -32,7 +32,7 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
     Args:
         store: random id of the new file.
         joining: the message that admitted the new node (``encode_joining``).
-        alarm: the alarm that the copy was not compared with its journal yet; None if it cannot be compared.
+        alarm: the alarm that lasts until the copy is compared with its journal; None if that is impossible.
 
     Raises:
         ConfigError: the copy is not a node's file, or cannot be written.

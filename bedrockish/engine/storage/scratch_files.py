@@ -114,7 +114,7 @@ def _length(path: str | os.PathLike[str]) -> int:
 
 
 def check_room(path: str | os.PathLike[str], size: int = 0) -> None:
-    """Make sure that a disk has room for so many bytes more besides the reserve for decided entries.
+    """Make sure that a disk has room for ``size`` more bytes besides the reserve for entries of other nodes.
 
     Raises:
         UnavailableError: the disk has less.

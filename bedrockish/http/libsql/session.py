@@ -88,7 +88,7 @@ class Session:
     # Raises AuthenticationError if the caller's token has expired during a long answer.
     check_stay: Callable[[], None] | None = None
     user = ""  # the name of the caller; empty at a node without users
-    ends = False  # whether the call closes the stream after the request that is answered now
+    ends = False  # whether the present request is the last work of a call that closes the stream
 
     def __init__(self, node: Runtime, declared: DeclaredTypes, host: str = "") -> None:
         self._node, self._declared = node, declared

@@ -126,8 +126,8 @@ class DurabilityGate:
         """Return whether the open batch has no waiters, so that it may stay open and share the sync of a later vote.
 
         Batches without waiters come from the commits of other nodes. If such a batch is lost in a crash, the commits
-        are fetched again. Gossip about times may also leave with the next vote: a sync for the gossip alone, and two
-        wakeups of each peer, would cost as much as a commit of another node costs here.
+        are fetched again. Gossip about times can wait for the next vote too: alone, it would need a sync and two
+        wakeups of each peer, which cost as much as to apply a commit of another node.
         """
         if self.kept.is_awaited or not self._engine.batch.is_dirty or self._boundary.actions:
             return False

@@ -163,7 +163,7 @@ class StatementStatistics:
         return {"since_ms": round(1000 * (self._clock() - self._since)), "forgotten": self.forgotten, "found": found}
 
     async def order(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``statements``; with ``reset``, clear the statistics after that."""
+        """Perform the operator's order ``statements``: return the statistics; with ``reset``, also clear them."""
         told = self.describe()
         if asked.get("reset") is True:
             self.reset()

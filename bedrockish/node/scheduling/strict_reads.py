@@ -30,7 +30,7 @@ from bedrockish_journal.model.vector import Vector
 
 READS_MAX = 256  # reads that share a question
 NOWHERE: Vector = {}
-PAUSE_S = 0.02  # after an answer that there may be newer commits, reads go to the core for this time
+PAUSE_S = 0.02  # how long reads go to the core after the answer "there may be newer commits"
 
 
 class StrictRead(NamedTuple):

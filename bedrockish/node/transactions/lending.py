@@ -1,4 +1,4 @@
-"""Lends an open transaction to a workspace of its own, and from there to threads, which run its steps."""
+"""Begins workspaces (private snapshots) for open transactions, and lends them to threads, which run the steps."""
 
 import logging
 from collections.abc import Callable, Mapping

@@ -29,7 +29,7 @@ HIGH = b"\xff"  # sorts after every encoded column
 _CLOCKS, _CLOCKS_END = b"e:\0", b"e:\x01"
 LAST_CLOCK = (1 << 64) - 1
 READS, WRITES = "read_points", "write_points"
-MANY = 1_000  # of more single keys, a set caches the order, so that the keys in a range are found by bisection
+MANY = 1_000  # a set with more single keys caches them sorted, to find those in a range by bisection
 
 PIECE = 5_000  # keys that are sorted at once
 

@@ -31,7 +31,7 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d %p %c{{1}}: %m%n%ex
 """
 _LIGHT = " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_BRIEF = {  # queries are not compiled to Java, and each is planned once, for one partition
+_BRIEF = {  # queries are not compiled to Java, and each is planned once, for one partition of Spark
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",

@@ -291,10 +291,10 @@ def cut(db: Connection, leader: str, upto: int) -> None:
 
 
 def cuttable(db: Connection, leader: str, upto: int, most: int) -> int:
-    """Return the tick at which a timeline can be cut: ``upto``, if the hash of its entry is known.
+    """Return the tick up to which a timeline can be pruned: ``upto``, if the hash of that entry is known.
 
-    If the pack of ``upto`` is damaged or missing, return the first later tick with a hash, up to ``most``, else the
-    last earlier tick with a hash, or 0.
+    If the pack of ``upto`` is damaged or missing, return the first later tick whose hash is known, up to ``most``,
+    else the last earlier one, or 0.
     """
     ((digest,),) = list(db.execute(_HASH, (leader, upto))) or [(b"",)]
     if digest:

@@ -198,7 +198,7 @@ def old_commands(db: apsw.Connection, unix_ms: int, most: int) -> dict[str, int]
 
 
 def forget_commands(db: apsw.Connection, commands: Mapping[str, int]) -> None:
-    """Delete ids that ``old_commands`` returned, and store the latest time among them (see ``forgotten_ms``).
+    """Delete ids that ``old_commands`` returned, and store the latest of their times for ``forgotten_ms``.
 
     The connection is inside the caller's transaction.
     """

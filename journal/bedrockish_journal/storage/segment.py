@@ -61,9 +61,9 @@ class Segment:
 
         Args:
             entries: the next entries of each timeline, by rising tick.
-            safe: the clock up to which the segment is complete with them.
-            voids: a node's keys in ``bedrockish_meta`` for transactions that an operator had all members skip.
-            applied_ms: Unix time in milliseconds.
+            safe: the clock up to which the segment has all commits after that.
+            voids: keys for ``bedrockish_meta``, each for a transaction that an operator had all members skip.
+            applied_ms: the Unix time to store with the entries, in milliseconds.
 
         Raises:
             ChainBrokenError: an entry does not continue the last entry of its timeline in the segment.

@@ -95,7 +95,7 @@ def _applied(path: str | os.PathLike[str]) -> dict[str, int]:
     with reading(path) as db:
         try:
             return applied(db)
-        except apsw.Error:  # the check of the pages reports it
+        except apsw.Error:  # ``_check_pages`` reports this error
             return {}
 
 

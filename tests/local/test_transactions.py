@@ -27,6 +27,7 @@ from bedrockish.errors import (
     ConstraintError,
     DeadlineError,
     SqlError,
+    TooLargeError,
     UnavailableError,
     UnsupportedError,
     UsageError,
@@ -634,3 +635,15 @@ def test_transaction_by_path_begins_without_a_token(node: LocalNode) -> None:
         with db.transaction() as tx:
             tx.execute("SELECT 1")
             assert here(db).has_any
+
+
+def test_transaction_of_a_program_has_the_default_bounds(db: Connection, table: str) -> None:
+    """The bounds hold whatever the node's configuration says; a refused statement leaves the transaction as it was."""
+    with db.transaction() as transaction:
+        transaction.execute(f"INSERT INTO {table} VALUES (3, zeroblob({31 << 20}), 0)")
+        with pytest.raises(TooLargeError, match=str(32 << 20)):
+            transaction.execute(f"INSERT INTO {table} VALUES (4, zeroblob({1 << 20}), 0)")
+        assert len(transaction.execute(f"SELECT a FROM {table} WHERE id = 3").value()) == 31 << 20
+        with pytest.raises(TooLargeError, match=str(64 << 20)):
+            transaction.execute(f"SELECT one.a FROM {table} AS one, {table} AS other WHERE one.id = 3")
+        transaction.rollback()

@@ -111,7 +111,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 continue
             if not is_rebuilt and _lacks_page(error) and await _give_new_indexes(config, plugins):
                 is_rebuilt = True
-                if len(config.peers) > 1:  # makes the node compare its tables with other nodes
+                if len(config.peers) > 1:  # this damage makes the node compare its tables with other nodes
                     damage = DamagedError("an index could not be read, and was rebuilt", table="", page=str(error))
                 continue
             why_not = _why_unusable(error)

@@ -1,8 +1,8 @@
 """A real node as a child process of a program: for tests, scripts, notebooks and applications of one machine.
 
-The child runs ``bedrockish serve``. It ends with its block, with ``stop``, and with the program, even if the program is
-killed: the child reads a pipe that only the program has open, and stops at its end. A process that the program forks
-closes its copy of the pipe, and neither stops the node nor removes its files.
+The child runs ``bedrockish serve``. It ends with the ``with`` block, with ``stop``, and with the program, even a
+killed one: the child reads a pipe that only the program has open, and stops when the pipe ends. A process that the
+program forks closes its copy of the pipe, and neither stops the node nor removes its files.
 """
 
 import os
@@ -105,7 +105,7 @@ class Node:
     def stop(self) -> None:
         """Stop the node gracefully, and remove the files of a temporary node; a second call does nothing.
 
-        Calls on connections that are still open raise errors afterwards. In a forked process it does nothing.
+        Calls on connections that are still open raise errors afterwards. In a forked process, ``stop`` does nothing.
         """
         self._finalizer()
 

@@ -189,7 +189,7 @@ class UnavailableError(BedrockishError):
 
 
 class LearnerError(UnavailableError):
-    """Raised when a learner, which only reads, is asked to write. It did not happen there: ask a voter.
+    """Raised when a learner, which only reads, is asked to write. The write did not happen there: ask a voter.
 
     ``details["voters"]`` maps the name of each voter to its address, with reachable voters first. The clients of this
     package go there by themselves.

@@ -1,4 +1,4 @@
-"""Rows by column: clients may ask for this form of large results, which is encoded and decoded in half the time.
+"""Rows by column: a form in which clients may ask for large results; to encode or decode it takes half as long.
 
 A block is a part of the rows: a CBOR list of their number and then of the columns, each in one of these forms:
 
@@ -23,8 +23,8 @@ import cbor2
 Row = tuple[Any, ...]
 
 ROWS_MIN = 64  # a result of fewer rows is sent row by row
-ROWS_STEP, VALUES_STEP = 1_024, 16_384  # the most rows and values of a block that a node makes
-BLOCK_BYTES = 32 << 10  # rows that arrive one by one are collected until they take so many bytes
+ROWS_STEP, VALUES_STEP = 1_024, 16_384  # the most rows, and values, in a block that a node makes
+BLOCK_BYTES = 32 << 10  # rows that arrive one by one are collected until they take this many bytes
 LONG_BYTES = 256 << 10  # most characters and bytes of a block's texts and blobs together, except in a block of one row
 BLOCK_ROWS_MAX = 1 << 16  # the most rows of a block that ``rows_of_blocks`` accepts
 
@@ -101,7 +101,7 @@ def value_parts(value: Any) -> Iterator[bytes]:
 
 
 def _pack(column: tuple[Any, ...]) -> bytes | str | tuple[Any, ...]:
-    """Return a column in the form for the type of its first value; if other values do not fit, unchanged, as a list."""
+    """Return a column in the form for its first value's type; if another value does not fit, return the column."""
     kind = type(column[0])
     try:
         if kind is int:

@@ -15,8 +15,8 @@ from bedrockish.api.requests import Result, encode_results
 
 LARGE_BYTES = 1 << 20  # results whose values have fewer bytes together are encoded in one step
 STEP_BYTES = LONG_BYTES  # approximate bytes in one step; a value of at least this size is encoded by itself
-GROUP = 255  # rows in one step, at most: the head of a CBOR list of up to so many items has two bytes
-SHORT_LIST = 24  # the head of a list with fewer items has one byte
+GROUP = 255  # most rows in one step, and most items of a CBOR list whose head has two bytes
+SHORT_LIST = 24  # the head of a CBOR list with fewer items has one byte
 
 _LIST = 0x80  # kind of a value in CBOR
 _FIXED = {int, float, type(None)}  # types of values that are short
@@ -73,7 +73,7 @@ def _by_row(one: Result, group: int) -> Iterator[bytes]:
 
 
 def _is_short(column: Sequence[Any]) -> bool:
-    """Return whether each value of a column is shorter than ``STEP_BYTES``; fast if all have one type, as usual."""
+    """Return whether each value of a column is shorter than ``STEP_BYTES``; fast for a column of one type."""
     kinds = {*map(type, column)}
     if kinds <= _FIXED:
         return True

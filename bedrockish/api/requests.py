@@ -42,8 +42,8 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
 )
 MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, VOID, *USER_ACTIONS)
 
-FEW_STATEMENTS = 10  # only requests of so few statements are searched for long values, to hash them without a copy
-MANY_RESULTS = 23  # in CBOR, the head of a longer array takes more than a byte
+FEW_STATEMENTS = 10  # larger requests are not searched for long values, which are hashed without a copy
+MANY_RESULTS = 23  # the most items of a CBOR array whose head has one byte
 NAMES_CHARACTERS_MAX = 1_000  # the encoding of longer column names is not cached: a name may be a long text
 
 Params = Sequence[Any] | Mapping[str, Any] | None
@@ -127,7 +127,7 @@ def check_cluster(what: str, given: str, own: str) -> None:
 
     Args:
         what: name of the token or cursor, for the error.
-        given: the id of its cluster; empty if it names none.
+        given: the id of the cluster in the token or cursor; empty if it has none.
         own: the id of the receiving cluster.
 
     Raises:
@@ -160,7 +160,7 @@ class MemberChange:
     action: str
     node: str  # the member, user or transaction to change
     address: str = ""  # the address of the node (add, address), or of its successor (replace)
-    successor: str = ""  # name of the node that replaces it (replace)
+    successor: str = ""  # name of the node that takes the member's place (replace)
     store: str = ""  # id of the file of the added node; empty if it is not known yet
     # Make the change even if the remaining voters have no quorum until others return, or no admin is left.
     force: bool = False
@@ -182,11 +182,11 @@ class Request:
     timeout_s: float = 30.0  # how long the client waits, in seconds
     change: MemberChange | None = None  # a change of the members, instead of statements
     read_only: bool = False  # refuse the request if it writes
-    # Time limit in seconds, in place of ``timeout_s``, if the node then still executes the request; 0: no extension.
+    # Limit in seconds that replaces ``timeout_s`` if the node is still executing the request then; 0: no extension.
     longest_s: float = 0.0
     user: str = ""  # the authenticated user; empty in a cluster without users. No client can set it.
     trace: str = ""  # the ``traceparent`` of the span to which the request belongs; empty if no trace is recorded
-    # The digest of the whole command of which this is a step; if empty, ``digest_of`` computes it.
+    # If the request is a step of a command, the digest of the whole command; else empty: ``digest_of`` computes one.
     digest: bytes = b""
     # Name of the session's TEMP objects at the node, with a ``+`` before it if this request makes the first of them;
     # empty if the session has none.
@@ -200,7 +200,7 @@ class Request:
         return tuple(map(_sql, self.statements))
 
     def attempt(self, token: Token, timeout_s: float, longest_s: float, read: str) -> "Request":
-        """Return a copy with these values. Each call makes one, so this is four times as fast as ``replace``."""
+        """Return a copy with these values, in a quarter of the time that ``replace`` takes: each call needs a copy."""
         return Request(
             self.command,
             self.statements,
@@ -491,7 +491,7 @@ def check_command(command: object) -> str:
     """Return the id of a command, after checking it.
 
     Raises:
-        UsageError: it is not a text, or is empty or too long.
+        UsageError: the id is not a text, or is empty or too long.
     """
     if not isinstance(command, str) or not 0 < len(command) <= COMMAND_CHARACTERS_MAX:
         raise UsageError(f"a command's id should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")

@@ -11,7 +11,7 @@ FRESH = "+"
 class Temporary:
     """The name of a session's TEMP objects, and whether a node knows the name."""
 
-    name: str = ""  # the name under which the node keeps them; empty if the session has none
+    name: str = ""  # the name under which the node keeps the objects; empty if the session has none
     is_made: bool = False  # whether a node has answered a request with that name
     is_refused: bool = False  # whether the statement that would have made the first object has failed
 
@@ -28,11 +28,11 @@ class Temporary:
     def note(self, error: BedrockishError | None = None, *, first: int | None = None) -> None:
         """Record the answer to a request with the name: its error, or None if it succeeded.
 
-        If the first object could not be made, as in a transaction that changes the schema, a later request that makes
-        none succeeds although no node knows the name; so it does not set ``is_made``.
+        If the first object could not be made, as in a transaction that changes the schema, no node knows the name. A
+        later request that makes no object succeeds all the same, so its success does not set ``is_made``.
 
         Args:
-            first: the index of the first statement of the request that makes an object; None if none does.
+            first: the index of the first statement that makes an object; None if no statement of the request does.
         """
         makes = first is not None and (error is None or int(error.details.get("statement", 0)) > first)
         if isinstance(error, TemporaryLostError):

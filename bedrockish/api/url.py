@@ -79,7 +79,7 @@ def parse_address(text: str, *, where: str, any_port: bool = False) -> Address:
 
 
 def _is_host(text: str) -> bool:
-    """Return whether a text can be the name or the number of a machine; dialling any other raises a UnicodeError."""
+    """Return whether a text can be the name or the number of a machine; dialling another text raises UnicodeError."""
     if not text.isprintable() or any(letter.isspace() or letter in "/@?#,[" for letter in text):
         return False
     try:
@@ -116,7 +116,7 @@ class Target:
     # File with the certificates of the authorities that sign the nodes' certificates, or ``system``; None for no TLS.
     ca: str | None = None
     cert: str | None = None  # file with the client's certificate
-    key: str | None = None  # file with the private key of that certificate
+    key: str | None = None  # file with the private key of the client's certificate
     password_file: str | None = None  # path of a file with the password or token
     # Path of the file of a node on this machine, for reads and transactions in the program; None without one.
     local: str | None = None
@@ -201,7 +201,7 @@ def _pairs(url: str, query: str) -> list[tuple[str, str]]:
     try:
         return parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError as error:
-        if "@" in query:  # so the query is a part of a password, which no error may show
+        if "@" in query:  # then the query belongs to a password, which no error may show
             raise ConfigError(BARE) from None
         raise ConfigError(f"{url!r}: {query!r} is not a list of options; write read=session&timeout=10") from error
 

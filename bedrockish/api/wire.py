@@ -243,7 +243,7 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
 
 
 def _read_explained(asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the options of ``explain`` if it asks for columns, with a named open ``transaction``; else None."""
+    """Return the options of an ``explain`` for columns (and the open ``transaction``, if any); None for any other."""
     if asked.get("columns") is not True:
         return None
     transaction = asked.get("transaction")

@@ -17,7 +17,7 @@ class BlockingTransaction:
     """An open transaction. Get one from ``Connection.transaction``; use it from one thread at a time.
 
     Attributes:
-        command: the id of its COMMIT, by which ``Connection.settle`` returns whether it happened.
+        command: the id of its COMMIT, by which ``Connection.settle`` tells whether the transaction was committed.
     """
 
     def __init__(self, opened: Transaction) -> None:

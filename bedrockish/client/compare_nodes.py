@@ -61,7 +61,7 @@ class NodeComparison:
         nodes: Mapping[str, AskRange],  # by name, the function that asks the node for a range
         members: int,  # how many members the cluster has
         *,
-        limit: int = 1_000,  # rows in a range at the node that sets its end
+        limit: int = 1_000,  # the number of rows in a range, at the node that sets the range's end
         # Called after each range with the number of its rows; may wait, to limit the load.
         pause: Callable[[int], Awaitable[None]] = _no_pause,
     ) -> None:
@@ -102,7 +102,7 @@ class NodeComparison:
             after = done.last
 
     async def _compare(self, asked: Range) -> RangeDigest | None:
-        """Compare a range at all nodes; return the first node's digest, None if the rest cannot be compared."""
+        """Compare a range at all nodes; return the first node's digest, None if no further range can be compared."""
         report = self.report
         answers = await self._ask_short_range(asked)
         while unreadable := [node for node, one in answers.items() if one.unreadable]:
@@ -140,7 +140,7 @@ class NodeComparison:
         return first
 
     async def _ask_short_range(self, asked: Range) -> dict[str, RangeDigest]:
-        """Ask all nodes for a range whose end the first node sets; if a node has far more rows, that node sets it."""
+        """Ask all nodes for a range that ends where the first node says, or another node if it has far more rows."""
         answers = await self._ask_with_end_of(next(iter(self._nodes)), asked)
         most = max(answers, key=lambda node: answers[node].count)
         if asked.limit and answers[most].count > 2 * asked.limit:

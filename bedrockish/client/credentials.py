@@ -32,7 +32,7 @@ class Entry:
     user: str | None = None  # the user's name; None without a user
     # The user's password, or a token; None if it is in ``password_file``.
     password: str | None = field(default=None, repr=False)
-    # Path of a file that is read for each link, so that it can be replaced while a program runs.
+    # Path of the file with the password or token. It is read for each link, so it may change while a program runs.
     password_file: str | None = None
 
     def _login(self) -> dict[str, Any]:

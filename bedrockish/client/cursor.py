@@ -1,7 +1,7 @@
 """Streamed results: rows arrive a batch at a time, so that neither client nor node holds a whole result.
 
 The client asks for one batch ahead of the reader, so a reader that pauses also pauses the node. All rows come from one
-snapshot of the node. If the node is lost, so is the rest of the result; reading it again is safe.
+snapshot of the node. If the node is lost, the rest of the result is lost; reading the whole result again is safe.
 """
 
 from collections import deque

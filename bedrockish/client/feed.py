@@ -78,7 +78,7 @@ class _Progress:
         self._error = error
 
     def is_node_silent(self) -> bool:
-        """Return whether safe time has stopped at this node, so that another is asked; True restarts the wait."""
+        """Return whether safe time has stopped at this node, so that another node is asked; True restarts the wait."""
         now = time.monotonic()
         if now - max(self._moved, self._left) <= self._silent_s / SILENT_NODES:
             return False

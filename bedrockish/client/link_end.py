@@ -6,7 +6,7 @@ from bedrockish_net.limits import Limits
 
 # Shorter than between nodes: after a link is given up too early, its calls go to another node, at little cost.
 LIMITS = Limits(ping_seconds=1.0, silence_seconds=4.0)
-FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # refusals that do not end: only another address helps
+FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # lasting refusals: only another address helps
 
 
 def explain_end(error: Exception) -> BedrockishError:

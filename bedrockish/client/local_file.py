@@ -28,7 +28,7 @@ def is_path(text: str) -> bool:
 
 
 def located(target: Target) -> Target:
-    """Return a target with the socket of its file's node as the first address; a target without a file as it is."""
+    """Return a target with the socket of its file's node as the first address; a target without a file unchanged."""
     if target.local is None:
         return target
     path = os.path.realpath(check_path(target.local, "the node's file"))

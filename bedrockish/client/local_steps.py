@@ -53,9 +53,9 @@ from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 APART = "the node keeps them, and does not have this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # pause between two attempts to return to the node of the file
-LACKS = ("no such function", "no such collation")  # a node's errors about the program's functions begin so
-OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # raised, too, if a thread has closed the file
-TOGETHER = 100  # statements repeated at the node in one round trip
+LACKS = ("no such function", "no such collation")  # how a node's errors about the program's functions begin
+OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # may mean that a thread has closed the file
+TOGETHER = 100  # most statements that are repeated at the node in one round trip
 
 
 class LocalSteps:
@@ -92,7 +92,7 @@ class LocalSteps:
         if one is None:
             return await session._call(what, timeout_s)
         if what.op == ROLLBACK:
-            if not one.keeps_rows:  # otherwise a COMMIT under way may still use its ids
+            if not one.keeps_rows:  # a transaction that keeps rows may have a COMMIT under way that uses its ids
                 one.give_ids_back()
             self.transactions.forget(what.request.command)
             return Answered(0, Answer(NOTHING, Token()))

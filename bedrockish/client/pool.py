@@ -1,8 +1,8 @@
 """A bounded number of sessions for many tasks or threads. Each session is used by one task or thread at a time.
 
 Tasks may also share one client, whose concurrent calls go over one link. A pool is for work that needs a session of its
-own, such as BEGIN and COMMIT on a blocking connection, and for limiting how many requests a program makes at a time. A
-session sees all commits that the sessions returned before it was lent had seen.
+own, such as BEGIN and COMMIT on a blocking connection, and for limiting how many requests a program makes at a time.
+When a session is lent, it sees all commits that the sessions returned before then had seen.
 """
 
 import threading
@@ -27,7 +27,7 @@ from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError,
 
 SIZE = 10
 IDLE_S = 10.0  # a session that was idle for so long is pinged before it is lent again
-ALIVE_S = 2.0  # timeout of that ping
+ALIVE_S = 2.0  # timeout of the ping
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +177,7 @@ class ConnectionPool:
         self._target, self._entry, self._token = target, entry, token
         self._slots = threading.Semaphore(size)
         self._lock = threading.Lock()  # guards the fields below
-        self._free: list[tuple[SocketClient, float]] = []  # with the time of its return; the last one is lent first
+        self._free: list[tuple[SocketClient, float]] = []  # with the time of return; the last client is lent first
         self._clients: set[SocketClient] = set()  # all clients, lent or idle
         self._is_closed = False
         self._finalizer = weakref.finalize(self, _close_all, self._clients, self._lock)

@@ -199,7 +199,7 @@ class Session(Calls):
             return done
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
         if not is_plain:
-            write = with_values if command is None else with_settings_of  # sent again, a command needs the same text
+            write = with_values if command is None else with_settings_of  # a command sent again needs the same text
             written = write(request.statements, values)
             request = request if written is request.statements else replace(request, statements=written)
         try:
@@ -448,7 +448,7 @@ class Session(Calls):
         """
         seconds = self._seconds(timeout)
         if self._core.has_only_read(command):
-            return True  # it was answered, and no node records a transaction that only read
+            return True  # the COMMIT was answered; no node records a transaction that only read
         try:
             await self._call(Step(0, Request(command, (), timeout_s=seconds), SETTLE), seconds)
         except UnavailableError as error:

@@ -77,7 +77,7 @@ class SocketDriver(Calls):
         self._lock = threading.RLock()  # guards all fields below
         self._reset_if_interrupted = _ResetIfInterrupted(self._reset)
         self._links: dict[int, SocketLink] = {}
-        self._dials: deque[Dial] = deque()  # a thread without the lock may be busy with the first one
+        self._dials: deque[Dial] = deque()  # links to open; a thread may open the first without the lock
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
         self._waiting: dict[int, threading.Lock | None] = {}  # calls, each with the lock that wakes its thread
         self._learning: int | None = None  # the call that asks for the members of the cluster
@@ -163,7 +163,7 @@ class SocketDriver(Calls):
         return outcome
 
     def _await(self, number: int) -> Answered | Told | BedrockishError:
-        """Wait for the outcome of a call, reading for all threads unless another thread does, and return it."""
+        """Wait for the outcome of a call, and return it; read for all threads, unless another thread does so."""
         while True:
             with self._lock:
                 if number in self._outcomes:

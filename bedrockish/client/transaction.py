@@ -62,7 +62,7 @@ class Transaction:
     """An open transaction. Get one from ``Client.transaction``; use it from one task at a time.
 
     Attributes:
-        command: the id of its COMMIT, by which ``Client.settle`` returns whether it happened.
+        command: the id of its COMMIT, by which ``Client.settle`` tells whether the transaction was committed.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class Client(Driver, Session):
         self._close_file()
 
     async def _in_place(self, method: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
-        """Run a method that may take as long as a statement in a thread; return its result.
+        """Run, in a thread, a method that may take as long as a statement; return its result.
 
         If the task is cancelled, ``stop`` is called, which ends the statement.
         """

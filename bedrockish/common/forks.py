@@ -19,7 +19,7 @@ from typing import Protocol
 
 WAIT_S = 5.0  # how long a fork waits for other threads
 STEPS = 4_000  # SQLite's virtual machine instructions between two calls of ``stand_still``
-_ASK_S = 0.001  # how long to wait for one lock, and between two attempts to acquire all
+_ASK_S = 0.001  # seconds to wait for one lock, and between two attempts to acquire all locks
 
 
 class Lock(Protocol):
@@ -52,7 +52,7 @@ _KNOWN: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
 _RUNNING: "weakref.WeakSet[Running]" = weakref.WeakSet()
 FORKING: dict[int, list[Lock]] = {}  # thread that forks -> the locks that it has acquired
 _WAITING: set[int] = set()  # threads that wait for a fork, each of which holds a lock
-_fork_lock, _done = threading.Lock(), threading.Event()  # held during a fork; set after it
+_fork_lock, _done = threading.Lock(), threading.Event()  # the lock is held during a fork; the event is set after it
 
 
 def watch_forks(known: Inherited) -> None:

@@ -338,7 +338,7 @@ def _scalar(given: _Given, of: "dataclasses.Field[Any]") -> Any:
     assert isinstance(default, str)
     if not isinstance(value, str):
         raise ConfigError(f'{given.where}: {_shown(value)} is not a text; write it in quotes, such as "{default}"')
-    return check_path(value, given.where)  # all keys with a text but ``level`` are paths
+    return check_path(value, given.where)  # every key whose value is a text is a path, except ``level``
 
 
 def _section(name: str, cls: type, given: Mapping[str, _Given]) -> Any:

@@ -20,7 +20,7 @@ class Security:
     tls: str = ""
     tls_ca: str = ""  # file with the certificates that sign those of the nodes and clients
     tls_certificate: str = ""  # file with the certificate of this node, which contains the node's name
-    tls_key: str = ""  # file with the private key of that certificate
+    tls_key: str = ""  # file with the private key of the node's certificate
     tls_revoked: str = ""  # file with the serial numbers of certificates that were revoked; empty: none
     insecure: bool = False  # whether HTTP may be served beyond this machine without a password
 

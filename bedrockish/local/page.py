@@ -302,7 +302,7 @@ class Published:
 
     @property
     def last_bytes(self) -> bytes:
-        """The bytes of the page at the last ``facts``."""
+        """The bytes of the page at the last call of ``facts``."""
         return self._last_bytes
 
     def still_has(self, last_bytes: bytes) -> bool:

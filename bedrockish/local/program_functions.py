@@ -36,7 +36,7 @@ def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, de
 
 
 class _Instance:
-    """An aggregate of a program. As in ``sqlite3``, the first row makes the instance; without rows it is NULL."""
+    """An aggregate of a program. As in ``sqlite3``, the first row makes its object; without rows, its value is NULL."""
 
     def __init__(self, cls: Any) -> None:
         self._cls, self._made = cls, None

@@ -116,7 +116,7 @@ class LocalReads:
         for given in self.given:
             given(db)
         self.attached.apply_to(db)
-        _KEEPER.add(self)  # again in each forked child, which does not have the thread
+        _KEEPER.add(self)  # also in each forked child, which lacks the keeper's thread of its parent
 
     def give(self, given: Give) -> None:
         """Register a function or collation of the program on all present and future connections.

@@ -25,9 +25,9 @@ from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
 
 TEXTS_MAX = 2_000  # compiled texts that are remembered
-AGAIN_S = 0.1  # between two attempts to open the file
+AGAIN_S = 0.1  # seconds between two attempts to open the file
 DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
-PINNED_S = 60.0  # a snapshot of a ``snapshot`` block that is not read for this time is released as well
+PINNED_S = 60.0  # seconds without a read after which the snapshot of a ``snapshot`` block is released
 STEPS = 4_000  # SQLite's virtual machine instructions between two checks of the deadline
 _WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
 _MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
@@ -49,7 +49,7 @@ class Reader:
         db.set_progress_handler(late, STEPS)
 
     def begin(self) -> FileMoment | None:
-        """Take a snapshot of the file as it is now; return its moment, None if the file has no row for it."""
+        """Take a snapshot of the file as it is now; return its moment; None if the file has no row ``moment``."""
         if self.db.in_transaction:
             self.execute("ROLLBACK")
         self.moment = None

@@ -188,7 +188,7 @@ class LocalTransaction:
             found, alone = self._running.run_alike(statements, first)
             if not found:
                 self._pool.ids.take_back_given()
-                alone = first + 1 if given.is_short else alone  # the next statement alone leases ids for the others
+                alone = first + 1 if given.is_short else alone  # the first runs alone, and leases ids for all
         for statement, result in zip(statements[first:], found, strict=False):
             self._log_statement(Logged(statement, result))
         return found, alone

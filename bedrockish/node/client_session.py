@@ -42,8 +42,8 @@ NODE = "node:"  # prefix of the name of a node that has connected with its certi
 AT_ONCE_S = 0.02  # how long calls that arrived together may run in the reading task; then other links have their turn
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
 LARGE_BYTES = 1 << 20  # a longer call is refused when all memory is used
-STAY_S = 1.0  # between two checks of the token of a connected client
-LEAVE_LOOKS = 100  # checks, at most, whether such a client's running calls are answered, before its link is ended
+STAY_S = 1.0  # seconds between two checks of the token of a connected client
+LEAVE_LOOKS = 100  # most checks whether the running calls of a client are answered before its link is ended
 WAITING_BYTES = 4 << 20  # while more bytes wait for a client, no further call of the client is begun
 
 
@@ -82,7 +82,7 @@ async def serve_client(
     # Returns why the client has to be disconnected, or an empty text; None for a client that may always stay.
     why_out: Callable[[], str] | None = None,
 ) -> None:
-    """Answer one client until its link ends, after which running commands go on. Another task must run the link."""
+    """Answer one client until its link ends; its running commands go on after that. Another task must run the link."""
     session = _Session(link, node, donor, user, why_out)
     try:
         async with trio.open_nursery() as nursery:

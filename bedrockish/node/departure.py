@@ -24,7 +24,7 @@ DRAIN_S = 5.0  # how long requests under way may take
 LONG_S = 1.0  # how long requests in background workers may take; another node can execute them again
 FLUSH_S = 1.0  # how long links and HTTP may take to send the last answers
 POLL_S = 0.01
-LOOKS = 2  # so many checks in a row have to find a condition false
+LOOKS = 2  # number of successive checks that have to find a condition false
 
 
 class Departure:

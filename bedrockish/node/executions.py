@@ -38,7 +38,7 @@ from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.model.vector import merge as merge_vectors
 from bedrockish_journal.storage.schema_history import FAILED, SCHEDULED
 
-LONG_CHANGE_S = 0.2  # if the trial of a new index takes longer, the change is delayed, and the index is built online
+LONG_CHANGE_S = 0.2  # if a new index's trial takes more seconds, the change is delayed, and the index is built online
 # The delay is BUILD_S + BUILD_FACTOR * the trial's time, because a build works only half of the time, and other nodes'
 # machines may be slower.
 BUILD_S, BUILD_FACTOR = 2.0, 20

@@ -71,8 +71,8 @@ class PeerOutput:
                     self.mesh.send_many(peer, payloads)
 
     def _is_news(self, gossip: Gossip) -> bool:
-        """Return whether peers wait for a gossip: for its closed time, if a schema change is scheduled, or because it
-        keeps or ends a reservation.
+        """Return whether peers wait for a gossip: because it keeps or ends a reservation, or because a scheduled schema
+        change depends on its closed time.
         """
         was_reserved, self._told_reserved = self._told_reserved, gossip.reserved is not None
         return was_reserved or self._told_reserved or self._core.state.schema.scheduled is not None

@@ -17,8 +17,8 @@ from bedrockish_net import local_socket
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 0.5  # between two heartbeats
-PAGE_MODE, SOCKET_MODE = 0o600, 0o600  # only the user of the node may open them
+BEAT_S = 0.5  # seconds between two heartbeats
+PAGE_MODE, SOCKET_MODE = 0o600, 0o600  # only the user of the node may open the page and the socket
 
 
 class Publisher:

@@ -269,7 +269,7 @@ class Runtime:
             over.set()
 
         self.begin(request, done, prepare, once=once, shares=shares, base=base)
-        if not found:  # else a read was answered already, which needs no checkpoint: its caller waits for a link
+        if not found:  # an answer found needs no checkpoint of trio: the caller is going to wait for its link
             try:
                 await over.wait()
             except trio.Cancelled:
@@ -367,7 +367,7 @@ class Runtime:
             self.gate.begin()
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
-            nursery.start_soon(self._loop.watch_time)  # a part of the loop: without it the core would not wake
+            nursery.start_soon(self._loop.watch_time)  # without this part of the loop, the core would not wake
             memory = self.engine, self.config.limits, self.transactions, self.output, self.callers
             idle = self.engine, self.reports.latency
             for what, watch in (

@@ -62,7 +62,7 @@ IN_FLIGHT_MAX = 64  # unanswered calls on one link; a node reads no further call
 DIAL_TIMEOUT_S = 3.0
 ONLY_READ_MAX = 1_000  # how many of the latest commands that only read are remembered
 PATIENCE_S = 2.5  # time limit of a command's first attempt if there are other nodes; doubled with each attempt
-BROKEN_LINKS_MAX = 2  # after so many links broke under a call, the call is not sent again: it may crash nodes
+BROKEN_LINKS_MAX = 2  # a call under which this many links broke is not sent again: it may crash nodes
 INHERITED = (
     "the transaction or the result: it was opened before a fork and belongs to the parent process, where it continues; "
     "roll it back here, which ends nothing there, and open another"
@@ -111,7 +111,7 @@ class _BoundLink:
     """The link on which a transaction or a streamed result is open, and with which the transaction or result ends."""
 
     link: int
-    what: wire.Step  # the step that opened it
+    what: wire.Step  # the step that opened the transaction or the result
     number: int  # the number of that step's call; 0 if no caller waits for its answer
 
 
@@ -160,7 +160,7 @@ class ClientCore:
         return number, effects
 
     def _free_link(self, call: _Call, now: float) -> int | None:
-        """Return the link on which a new call can be sent at once; None if it must wait, or another call is due.
+        """Return the link on which a new call can be sent at once; None if the call must wait, or another call is due.
 
         Nearly all calls are sent this way. The pump would find the same link, but checks all other calls first.
         """
@@ -364,7 +364,7 @@ class ClientCore:
             outcome: wire.Answered | wire.Told | BedrockishError = reply
             if isinstance(call.what, Request):
                 self._note_only_read(call.what, reply)
-            elif isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS:  # statements end nothing
+            elif isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS:  # STATEMENTS ends nothing
                 if call.what.op == wire.COMMIT:
                     self._note_only_read(call.what.request, reply)
                 outcome = self._process_step(link, call, reply)
@@ -633,7 +633,7 @@ class ClientCore:
             self._forget(number)
             self._close_opened(call.what, call.link, now)
             if isinstance(call.what, wire.Step) and call.what.op in (wire.ROLLBACK, wire.CLOSE):
-                self._homes.pop(call.what.request.command, None)  # else the link would be kept open for it
+                self._homes.pop(call.what.request.command, None)  # else the link would be kept open
             effects.append(Finish(number, error))
         if is_due:
             self._due = min((call.deadline for call in self._calls.values()), default=math.inf)

@@ -18,8 +18,8 @@ from bedrockish.errors import (
     UnavailableError,
 )
 
-AVOID_S = 5.0  # for so long, a node that could not be reached comes last
-LEARNT_AVOID_S = 40.0  # for so long, a node that other nodes cannot reach comes last: until the members are asked for
+AVOID_S = 5.0  # seconds for which a node that could not be reached comes last
+LEARNT_AVOID_S = 40.0  # seconds for which a node that other nodes cannot reach comes last; longer than ``LEARN_S``
 LEARNT_MAX = 32
 
 
@@ -46,7 +46,7 @@ class Route:
         self._avoid_until: dict[Address, float] = {}
         self._denied: AuthenticationError | None = None
         self.redial_at = -math.inf  # when the next link may be dialled
-        # Since when no node can be reached; None while one can, or before the first attempt.
+        # Since when no node can be reached; None while a node can be reached, and before the first attempt.
         self.unreachable_since: float | None = None
         self.error: BedrockishError | None = None  # why the last link could not be opened, or was lost
 
@@ -147,5 +147,5 @@ class Route:
             return self.error
         where = ", ".join(str(address) for address in self.addresses)
         reason = f": {self.error.message}" if self.error is not None else ""
-        reason = reason.replace(f": cannot connect to {where}: ", ": ", 1)  # a single address is named once
+        reason = reason.replace(f": cannot connect to {where}: ", ": ", 1)  # do not name a single address twice
         return UnavailableError(f"no node can be reached at {where}{reason}")

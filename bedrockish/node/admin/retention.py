@@ -30,9 +30,9 @@ from bedrockish_journal.model.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 
-CLOCK_KEY = "cluster_clock"  # key in bedrockish_meta: 1 or 0 if an operator has ordered whether to follow the wall
-LOOK_S = 10.0  # between two checks of the journal's length
-PACK_LOOK_S = 60.0  # between two searches for entries that are old enough to be packed
+CLOCK_KEY = "cluster_clock"  # key in bedrockish_meta of an operator's order: 1: follow the wall, 0: only count
+LOOK_S = 10.0  # seconds between two checks of the journal's length
+PACK_LOOK_S = 60.0  # seconds between two searches for entries that are old enough to be packed
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed
 PACKING_S = 60.0  # packing runs at most this long before the journal's length and the file's size are checked again
 PACK_REST = 4.0  # the pause after each pack, as a multiple of the pack's duration
@@ -41,9 +41,9 @@ FREE_MAX, FREE_KEPT = 0.25, 0.1  # a file with more than FREE_MAX of its pages f
 FREE_PAGES_MAX = 4_096  # up to this many free pages (16 MiB) are not worth the work
 SHRINK_PAGES = 100  # pages that are returned to the disk at a time: some milliseconds
 NAME_CHARACTERS_MAX = 100
-COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # an id is remembered for at least this long after it was made
+COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # a command id is remembered for at least this long after it was made
 HOLDS_MAX = 100
-HOLD_NAMES_MAX = 1_000  # released names are remembered, or an older message of a node would restore the hold
+HOLD_NAMES_MAX = 1_000  # released names are remembered: otherwise a node's older message would restore the hold
 
 
 def follows_wall(engine: Engine, config: Config) -> bool:

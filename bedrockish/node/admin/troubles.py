@@ -22,7 +22,7 @@ SAFE_LAG_MS_MAX = 10_000
 SLOW_MS_MAX = 3_000  # how late a voter's closed time may arrive here
 SKEW_MS_MAX = 1_000
 SYNC_MS_MAX = 1_000  # how long the disk may take for a sync, on average
-CLOCK_AHEAD_S_MAX = 10.0  # a longer lead of the cluster's clock is a trouble; clock_offset_ms allows less
+CLOCK_AHEAD_S_MAX = 10.0  # how far the cluster's clock may be ahead of the machines'; clock_offset_ms allows less
 DISK_FREE_PARTS, DISK_FREE_BYTES = 10, 5 << 30  # a disk is nearly full below a tenth, and below 5 GiB, of free room
 CERTIFICATE_DAYS = 30
 DAY_S = 86_400
@@ -435,7 +435,7 @@ def _nonsense(status: Status) -> str:
     after_s=3_600.0,
 )
 def _upgrade_unfinished(status: Status) -> str:
-    """Return which members keep the cluster's level below this program's: not upgraded, or gone; empty without any."""
+    """Return which members keep the cluster's level below this program's, because not upgraded or gone, as text."""
     level, own = status.get("cluster_level", 0), status.get("level", 0)
     below = {
         name: node.get("level") for name, node in sorted(_others(status).items()) if (node.get("level") or 0) < own

@@ -7,7 +7,7 @@ from typing import Any
 
 from bedrockish.engine.storage.wal import FRAME_BYTES
 
-HELD_FRAMES_MIN = 96_000  # more frames than a log has that no reader holds back: about 32,000, at most 64,000
+HELD_FRAMES_MIN = 96_000  # fewer frames do not prove a slow reader: without one, a log has about 32,000, at most 64,000
 READERS_MAX = 5
 READ_LOCKS = range(123, 128)  # bytes of the -shm file; a reader locks one of them (see SQLite's wal.c)
 

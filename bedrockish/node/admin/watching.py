@@ -36,7 +36,7 @@ def open_files() -> dict[str, int]:
     """Return the number of open files and sockets, and the number at which new clients are refused."""
     most = files_max()
     try:
-        found = os.open(os.devnull, os.O_RDONLY)  # gets the lowest free number: that of the open files
+        found = os.open(os.devnull, os.O_RDONLY)  # gets the lowest free number, which is the number of open files
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise

@@ -21,7 +21,7 @@ STEP = 100
 
 # The codes with which a node refuses a peer because of the peer's file.
 AMNESIA = "amnesia"  # a voter has another file than before; wrong if the refusing node lacks a change of the members
-REPLACED = "replaced"  # another file was admitted under the learner's name; can be wrong for the same reason
+REPLACED = "replaced"  # another file was admitted under the learner's name; wrong in the same case as ``AMNESIA``
 OLDER_FILE = "older_file"  # a voter has an older state of the same file; certain, and final
 
 

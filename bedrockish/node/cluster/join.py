@@ -61,7 +61,7 @@ WAIT_FOR = ("behind", "silent", "quorum", "mode")  # reasons to refuse a promoti
 
 @asynccontextmanager
 async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[Call]:
-    """Open a link to a node on which one call after the other can be made.
+    """Open a link to a node, for calls that are made one after the other.
 
     Raises:
         AuthenticationError: the node does not admit us.
@@ -248,7 +248,7 @@ async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -
 
 
 async def download(call: Call, unfinished: Path, check_room: Callable[[int], None] = lambda _: None) -> int:
-    """Fetch a copy of the other node's file, check it, and return how many bytes it has; it is durable then.
+    """Fetch a copy of the other node's file, make it durable and check it; return its size in bytes.
 
     If that fails, the unfinished copy is removed. ``check_room`` raises an error if the disk lacks room for the copy.
     """

@@ -49,10 +49,10 @@ from bedrockish_net.mesh import Mesh
 logger = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0  # how long a link to a removed node is kept, so that the node gets the message of its removal
-LEVEL_S = 1.0  # between two checks whether the release level can be raised
+LEVEL_S = 1.0  # seconds between two checks whether the release level can be raised
 LEVEL_TIMEOUT_S = 10.0
 SILENT_MS_MIN = 2_000  # a member counts as alive at least this long after its last message, whatever suspicion_ms is
-HEAR_S = 0.02  # between two checks whether a member has sent a message since an order arrived
+HEAR_S = 0.02  # seconds between two checks whether a member has sent a message since an order arrived
 
 
 def addresses(membership: Membership) -> dict[str, tuple[str, int]]:

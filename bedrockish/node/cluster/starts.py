@@ -22,7 +22,7 @@ class Seen:
     """The state of a file as another node has last seen it."""
 
     store: str = ""  # random id of the file; empty if none was seen
-    batches: int = 0  # the number of durable batches in it
+    batches: int = 0  # the number of durable batches in the file
     start: bytes = b""  # id of the start of the process that had written the last of them; empty if unknown
 
 

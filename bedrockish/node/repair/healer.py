@@ -36,9 +36,9 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0  # between two checks of the other members' answers
-LOOK_AGAIN_S = 5.0  # between two checks whether another node has applied an entry that stops this node
-PROVE_AGAIN_S = 30.0  # before another attempt to compare a copy with its journal, after a lack of room
+LOOK_S = 2.0  # seconds between two checks of the other members' answers
+LOOK_AGAIN_S = 5.0  # seconds between two checks whether another node has applied an entry that stops this node
+PROVE_AGAIN_S = 30.0  # seconds before a comparison of a copy with its journal is tried again after a lack of room
 RESOLVE_TRIES = 10
 OWN_JOURNAL, OWN_TABLES = "its own journal", "its own tables, with new indexes"
 NAMED = ("entry", "txid", "table", "key", "page")  # the details of a damage that are stored, and shown in the status
@@ -99,7 +99,7 @@ class Healer:
             return COMMITTED
         # A transaction that only this node has given up counts as unknown: others may have its vote, and commit it.
         over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
-        # The only voter decides alone: its transaction is rolled back when it is given up, or not pending any more.
+        # If this node is the only voter, its transaction is rolled back once it is given up or no longer pending.
         is_left = txid not in state.votes.pending or txid in self._core.coordinator.rollbacks
         decides = txid.leader == state.me and state.roster.voters == [state.me] and is_left
         return ROLLED_BACK if over or decides else UNKNOWN
@@ -293,7 +293,7 @@ class Healer:
         return True, f"its tables are those of {', '.join(node for node in agreeing if node != me)}"
 
     async def _agrees_with_journal(self, agrees: bool | None, why: str) -> tuple[bool | None, str]:
-        """Return whether the tables equal a replay of the journal, and why; ``agrees`` if the journal is not whole."""
+        """Return whether the tables equal a replay of the journal, and why; ``agrees`` for an incomplete journal."""
         same, why_not = await self._scrubber.fits_journal()
         if same is None:
             return agrees, f"{why}; and this node's journal does not tell: {why_not}"

@@ -84,7 +84,7 @@ class IndexScrubber:
                         break
                     after = found.last
             corrupt = await self._in_thread(corrupt_indexes)
-            if corrupt and not self._engine.batch.is_away:  # if a thread has the writer, the next pass rebuilds them
+            if corrupt and not self._engine.batch.is_away:  # if the writer is away, the next pass rebuilds the indexes
                 logger.error("the node rebuilds the corrupt index %s from its table", ", ".join(corrupt))
                 self._engine.rebuild_indexes(corrupt)
         except DamagedError as error:

@@ -27,10 +27,10 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
-FIRST_S = 10.0  # from the start of a node to its first comparison
-AGAIN_S = 30.0  # before the next attempt, when no other node answered
+FIRST_S = 10.0  # seconds from the start of a node to its first comparison
+AGAIN_S = 30.0  # seconds before the next attempt if no other node has answered
 RANGE_ROWS = 500
-DOUBT_S = 1.0  # between two checks whether a transaction came whose before-images differ from this voter's rows
+DOUBT_S = 1.0  # seconds between two checks for a transaction whose before-images differ from this voter's rows
 ORDER_S = 5.0  # the least time between two comparisons by order
 REST = 4  # the least pause after a range, as a multiple of its duration: a small table takes long for its few rows
 

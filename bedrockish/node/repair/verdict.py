@@ -34,7 +34,7 @@ class Word:
 
     @property
     def has_it(self) -> bool:
-        """Whether the member has applied the entry: it is in the member's journal, and its tables serve."""
+        """Whether the member has applied the entry: its journal has the entry, and its tables are not damaged."""
         return self.outcome in (COMMITTED, VOID) and self.mode < Mode.DAMAGED
 
 

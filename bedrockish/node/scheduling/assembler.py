@@ -56,7 +56,7 @@ class Assembler:
             await self._durable()  # only the writing connection sees a piece in the open batch
         try:
             return await trio.to_thread.run_sync(self._whole, parts)
-        except (UnavailableError, RuntimeError):  # no room for another connection or thread: read by the writer
+        except (UnavailableError, RuntimeError):  # without room for a connection or thread, the writer reads the pieces
             data = engine.votes.assemble(parts)
             return data, read_whole(data)
 

@@ -22,7 +22,7 @@ from bedrockish_journal.model.transaction import Transaction
 logger = logging.getLogger(__name__)
 
 LEAST_MS = 500  # a build begins only if at least this time is left until the change comes into force
-PAUSE_S = 0.002  # between two slices, at least
+PAUSE_S = 0.002  # the least number of seconds between two slices
 UNSYNCED_BYTES = 1 << 20  # bytes that are written between two waits for the disk, which may be slower than the slices
 
 

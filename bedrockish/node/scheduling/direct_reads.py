@@ -155,7 +155,7 @@ class DirectReads:
         return Answer(results, token)
 
     def _is_own(self, pin: Pin) -> bool:
-        """Return whether all commits applied after the snapshot are this node's own, whose answers are not sent yet."""
+        """Return whether all commits applied after the snapshot are this node's own; their answers are not sent yet."""
         me, before, now = self._me, pin.flushed.applied, self._engine.applied
         return len(before) == len(now) and all(before.get(node) == now[node] for node in now if node != me)
 
@@ -240,7 +240,7 @@ class DirectReads:
             self._is_learning = False
 
     def before_flush(self) -> None:
-        """Move the snapshot to the last batch, which reads see until the batch that is committed now is durable.
+        """Move the snapshot to the last batch: reads see that batch until the batch that is committed now is durable.
 
         The snapshot is released instead if no read has used it, or if the write-ahead log is about to start over, which
         a reader would prevent.

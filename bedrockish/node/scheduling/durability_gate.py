@@ -112,7 +112,7 @@ class DurabilityGate:
         kept, self.kept = self.kept, Kept()
         self._closed = kept
         wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
-        if self._boundary.actions and not engine.batch.is_dirty:  # if it is dirty, the file lacks applied entries
+        if self._boundary.actions and not engine.batch.is_dirty:  # the file lacks applied entries of a dirty batch
             self._boundary.reach()
         if wrote:
             self._sync(kept)

@@ -55,10 +55,10 @@ class EntrySender:
         self._asked: dict[str, deque[SendEntries]] = {}  # peer -> its requests; the first is under way
 
     def send_outcome(self, peer: str, txid: Txid) -> None:
-        """Send a peer a transaction's outcome, and its place if the journal has it; nothing if it cannot tell."""
+        """Tell a peer whether the journal has a transaction, and its place; send nothing if the entry may be gone."""
         places = self._engine.journal.places(txid)
         leader, tick = places[0] if places else ("", 0)
-        if places or txid > self._engine.journal.horizon:  # up to the horizon, its entry may have been removed
+        if places or txid > self._engine.journal.horizon:  # entries up to the horizon may have been removed
             self._send(peer, Outcome(txid, bool(places), leader, tick, self._state.clock.value))
 
     def send(self, asked: SendEntries) -> None:
@@ -91,7 +91,7 @@ class EntrySender:
             await self._durable()  # only the writing connection sees entries of the open batch
         try:
             return await trio.to_thread.run_sync(self._in_thread, asked, clock)
-        except (UnavailableError, RuntimeError):  # no room for another connection or thread: read by the writer
+        except (UnavailableError, RuntimeError):  # without room for a connection or thread, the writer reads entries
             return self._read_here(asked, clock)
 
     def _read_here(self, asked: SendEntries, clock: int) -> Read:

@@ -66,7 +66,7 @@ class StatementStatistics:
         self._since = clock()
         self._sent: dict[int, Statistics] = {}  # by the hash of the texts as sent, which may be long
         self._found: dict[str, Statistics] = {}
-        self.forgotten = 0  # texts whose statistics were dropped
+        self.forgotten = 0  # number of texts whose statistics were dropped
 
     def note(self, texts: Sequence[str], ran: Ran) -> None:
         """Count a request that was answered."""

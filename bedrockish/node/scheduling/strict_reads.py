@@ -112,7 +112,7 @@ class StrictReads:
                 answer = direct.execute(read.request)
                 base = direct.base
                 if direct.schema != self._node.core.state.schema.version:
-                    answer = None  # a change came into force after the durable state, which has its entry already
+                    answer = None  # the durable state has the entry of a schema change that came into force later
             if answer is None:
                 self._node.enqueue_read(read)
                 continue

@@ -100,7 +100,7 @@ class TurnLoop:
         self._turn, self._has_work, self._waits = turn, has_work, waits
         self._wake = trio.Event()
         self._is_waiting = False  # whether the task waits for work
-        self._gathering = False  # whether links are being read, whose input is handled afterwards
+        self._gathering = False  # whether links are being read; their input is handled afterwards
         self._has_rung = False  # whether ``ring`` was called while links were read
         # A turn that began in the reader of links, and the long action with which the loop's task continues it.
         self._unfinished: tuple[Turn, Action] | None = None

@@ -32,7 +32,7 @@ class GrownTransaction(OverlayTransaction):
     def __init__(self, place: Workspace, work: TransactionWork, tick: Callable[[], int], caller: str) -> None:
         super().__init__(place, work, tick)
         self.caller = caller
-        self.checked: Mapping[str, int] = {}  # the commits with which its keys up to its last step were compared
+        self.checked: Mapping[str, int] = {}  # the commits with which the transaction's keys were last compared
 
 
 class GrownTransactions:

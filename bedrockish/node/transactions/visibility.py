@@ -29,7 +29,7 @@ from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector, covers
 
-SUFFIX, ID_MAX = "+level", 200  # the end of the question's command id, and its length at most
+SUFFIX, ID_MAX = "+level", 200  # the end of a question's command id, and the most characters of such an id
 
 
 async def reach_level(submit: Submit, engine: Lends, request: Request) -> None:
@@ -110,7 +110,7 @@ class Visibility:
         newer = window.newer_than(before)
         if newer is not None:
             return any(sets.conflicts_with(tx.access_set) is not None for tx in newer)
-        # Hundreds of commits later, the first of them are packed, and found by their keys only.
+        # If the vector lacks hundreds of commits, the oldest of these are packed, and can be found only by their keys.
         return window.has_dropped(before) or next(window.conflicts(sets.access_set(), before), None) is not None
 
     def wait_for_disk(self, tx: OpenTransaction) -> steps.Steps[None]:

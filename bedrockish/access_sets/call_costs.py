@@ -31,17 +31,17 @@ LINE_BYTES = 4 << 20  # bytes of the values of all calls of a program in the loo
 COPIES_BYTES = 32 << 20  # bytes of all long values of a program in the loop, together
 WORKER_BYTES = 128 << 20  # bytes of all values made by calls in a worker: about two seconds for most functions
 COPIED_BYTES = 256 << 20  # bytes of all long values copied in a worker, which takes memory and hardly any time
-PATHS = 4  # so many path arguments of a call take as long as one call
+PATHS = 4  # number of path arguments that count as one more call
 INDEXED_BYTES = 64 << 10  # bytes of a value written to a virtual table in the loop, where FTS5 cuts it into words
 SCHEMA_BYTES = 64 << 10  # bytes of a value in a schema statement in the loop, whose calls are unknown
 PATTERN_LOOP = 256  # bytes of a pattern of LIKE and GLOB in the loop
 PATTERN_WORK = 1 << 30  # bytes of the text times bytes of the pattern, in a worker: less than two seconds
 PATTERN, PATTERN_LEAST = 1_000, 16  # bytes: the highest and the lowest limit for a pattern of LIKE and GLOB
 PATTERN_SHORT, PATTERN_MORE = 64, 8  # the lowest limit if a row has the pattern; bytes that '%' || ? may add to ?
-INDENT = 8  # a constant indentation of json_pretty of up to so many characters counts as the default of four
+INDENT = 8  # json_pretty with a constant indentation of at most this many characters counts as with the default
 ARGUMENTS = 127  # limit for the arguments of a function, because it may search each of them
-_VARIADIC = 16  # a call with paths counts as so many ordinary calls
-INSTRUCTIONS = 1_000_000  # limit for the instructions of a program; a list of 300,000 values needs as many
+_VARIADIC = 16  # number of ordinary calls for which a call with paths counts in the loop
+INSTRUCTIONS = 1_000_000  # limit for the instructions of a program: enough for a list of 300,000 values
 TOO_COMPLEX = "LIKE or GLOB pattern too complex"
 
 CALLS = frozenset(
@@ -56,8 +56,8 @@ _GROWING = frozenset(
     for name in ("json_quote", "json_array", "json_object", "json_group_array", "json_group_object", "unistr_quote")
     for count in (-1, 1, 2)
 )
-"""Functions whose result may have six characters for one of the argument."""
-_GROWTH = 4  # a call of a function in ``_GROWING`` counts as so many ordinary calls
+"""Functions whose result may be six times as long as the argument."""
+_GROWTH = 4  # number of long values for which a call of a function in ``_GROWING`` counts
 _LOADS = frozenset({"Variable", "Column", "VColumn", "Copy", "SCopy", "Param"})
 _COLUMNS = frozenset({"Column", "VColumn"})
 COSTLY = CALLS | _LOADS | {"String8", "Integer", "Concat"}
@@ -92,15 +92,15 @@ class Lengths:
 
     loop: int  # the longest value in the node's loop
     in_worker: int = 0  # the longest value in a worker thread; 0 for any length
-    has_patterns: bool = False  # whether it calls LIKE or GLOB
+    has_patterns: bool = False  # whether the statement calls LIKE or GLOB
     culprits: str = ""  # the functions that limit ``in_worker``, as a text
-    mentions: int = 0  # long values that it may make or copy before an interrupt, if they limit ``in_worker``; else 0
-    is_brief: bool = False  # whether it ends within a moment regardless of the tables' content, and needs no watchdog
+    mentions: int = 0  # long values made or copied before an interrupt works; 0 if they do not limit ``in_worker``
+    is_brief: bool = False  # whether the statement ends at once, whatever the tables contain, and needs no watchdog
     # The lengths of text constants that may be patterns; None if they are not known.
     constants: tuple[int, ...] | None = None
     patterns: int = 0  # number of calls of LIKE and GLOB; negative if a pattern depends on a row
-    has_calls: bool = True  # whether it may call a function
-    searches: Searches | None = None  # the texts for which it searches with FTS5; None without a search
+    has_calls: bool = True  # whether the statement may call a function
+    searches: Searches | None = None  # the texts for which the statement searches with FTS5; None without a search
 
 
 OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)

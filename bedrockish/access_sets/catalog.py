@@ -22,7 +22,7 @@ ROWID = -1
 """Stands for the rowid where a column's number is expected, as in SQLite's own pragmas."""
 
 _EXPRESSION = -2
-_HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # ``hidden`` in PRAGMA table_xinfo; the last two are kinds of generated columns
+_HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # values of ``hidden`` in PRAGMA table_xinfo; the last two: generated columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Index:
     # Numbers of the indexed columns (``ROWID`` for the rowid), and then of the key columns that SQLite appends to make
     # each entry unique.
     columns: tuple[int, ...]
-    specs: tuple[Spec, ...]  # how each of these columns is compared
-    declared: int  # how many of these columns the user named; SQLite appended the others
+    specs: tuple[Spec, ...]  # for each of ``columns``, how its values are compared
+    declared: int  # how many of ``columns`` the user named; SQLite appended the others
     # Whether an entry cannot be computed from the stored values of its row alone: because of an expression, a VIRTUAL
     # column, or a collation that is not SQLite's own.
     opaque: bool
-    object: str  # name of its key space
+    object: str  # name of the index's key space
     sql: str = ""  # the statement that creates it; empty for the index of a constraint
     # Numbers of all columns of an entry, in order; for a WITHOUT ROWID table, of the whole row.
     stored: tuple[int, ...] = ()
@@ -253,7 +253,7 @@ def _read_index(
     for _, number, _, descending, collation, key in _rows(db, f"PRAGMA main.index_xinfo({quote(name)})"):
         stored.append(number)
         if is_table and not key:
-            continue  # the other columns of the row
+            continue  # a column outside of the primary key
         spec = Spec((collation or "BINARY").upper(), bool(descending))
         numbers.append(number)
         specs.append(spec)

@@ -7,8 +7,8 @@ must be applied again.
 
 For tables with VIRTUAL generated columns, the hook reports rowids but not the values of rows. So the net changes of
 their rows are read from the tables: the new rows at the end of the request, and the old rows after the request was
-rolled back. The same applies to a virtual table that owns its rows: one of its shadow tables has a row for each of its
-rows, and the hook reports the rowids of that table.
+rolled back. The same applies to a virtual table that owns its rows: for each row, one of its shadow tables has a row
+with the same rowid, which the hook reports.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -31,7 +31,7 @@ class Scratch:
         try:
             if self._db is None:
                 self._db = Connection(":memory:")
-                self._db.execute(f"PRAGMA encoding = '{self._encoding}'")  # CAST of a text AS BLOB depends on it
+                self._db.execute(f"PRAGMA encoding = '{self._encoding}'")  # CAST(text AS BLOB) depends on the encoding
                 self._prepare(self._db)
                 enforce_checks(self._db, on=False)
                 self._db.execute("BEGIN")
@@ -58,7 +58,7 @@ class ComputedColumns:
         self._insert = f"INSERT OR ABORT INTO {name}({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         self._select = f"SELECT {', '.join(f'({source})' for source in sources)} FROM {name}"
         self._delete = f"DELETE FROM {name}"
-        db.execute(self._select)  # fails if a function is missing
+        db.execute(self._select)  # raises an error if a function is missing
 
     def values(self, row: Row, rowid: int | None) -> Row | None:
         """Return the values of the expressions for a captured row; None if SQLite fails to compute one.

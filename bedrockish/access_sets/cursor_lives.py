@@ -77,7 +77,7 @@ class _Paths:
     def reached(self, ahead: list[int], *, returns: bool, ends: Set[int] = frozenset()) -> set[int]:
         """Return at least the addresses that the program can reach from ``ahead`` without passing one of ``ends``.
 
-        With ``returns``, a Return may continue after every call; without, nowhere: each call continues after itself.
+        With ``returns``, a Return may continue after any call; without, each call simply continues after itself.
         """
         seen: set[int] = set()
         has_resumed = False

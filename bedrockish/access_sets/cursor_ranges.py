@@ -76,10 +76,10 @@ class Access:
     """An interval of the keys of an object."""
 
     object: str  # ``t:NAME`` or ``i:NAME``
-    low: Fields = ()  # columns of its low end; empty for the beginning of the object
-    low_after: bool = False  # whether it begins after all keys that begin with ``low``
-    high: Fields = ()  # columns of its high end; empty for the end of the object
-    high_after: bool = True  # whether it includes all keys that begin with ``high``
+    low: Fields = ()  # columns of the low end; empty for the beginning of the object
+    low_after: bool = False  # whether the interval leaves out the keys that begin with ``low``
+    high: Fields = ()  # columns of the high end; empty for the end of the object
+    high_after: bool = True  # whether the interval includes the keys that begin with ``high``
     # Whether only keys that begin with a combination of the values of ``low`` are read, and none in between.
     exact: bool = False
     equal: int = 0  # number of leading columns that always have the same value at both ends
@@ -89,12 +89,12 @@ class Access:
 
     @property
     def cells(self) -> frozenset[Cell]:
-        """The columns of other cursors' rows on which its ends depend."""
+        """The columns of other cursors' rows on which the ends of the interval depend."""
         return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "column")
 
     @property
     def given(self) -> frozenset[str]:
-        """The tables whose new rows' automatic ids determine its ends."""
+        """The tables whose automatic ids, given to new rows, determine the ends of the interval."""
         return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "new")
 
     @property
@@ -141,7 +141,7 @@ class ProgramReads:
     # Pairs of a reason and an object that is read as a whole for that reason.
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
     everything: bool = False  # whether the program counts as reading the whole database, because it is not understood
-    locking: set[str] = field(default_factory=set)  # names of the tables for which it calls ``skip_locked()``
+    locking: set[str] = field(default_factory=set)  # names of the tables for which the program calls ``skip_locked()``
 
     @property
     def by_column(self) -> bool:
@@ -214,7 +214,7 @@ class _Reader:
         self._named = named
         self._program, self._schema, self._number = ops, schema, number
         self._check = check if len(ops) > EVERY else unlimited
-        self._with_stops = with_stops and number == 0  # not in a trigger: it may run again after a change
+        self._with_stops = with_stops and number == 0  # not in a trigger, which may run again after a change
         self._out = ProgramReads()
         self._cursors: dict[int, set[int]] = {}
         self._private: set[int] = set()
@@ -343,7 +343,7 @@ class _Reader:
     def _is_positioned(self, cursor: int) -> bool:
         """Return whether an instruction other than the test for an empty table positions this cursor.
 
-        If so, the test adds no read: the program only skips lookups by it, and their reads are recorded anyway.
+        If so, the test adds no read: its only effect is to skip lookups, whose reads are recorded anyway.
         """
         return any(
             (op.name in POSITIONS and op.p1 == cursor) or (op.name == "DeferredSeek" and op.p3 == cursor)

@@ -91,7 +91,7 @@ class Definitions:
     def listed_with(self, changed: Set[str]) -> Set[str]:
         """Return the folded names of the tables to list when ``changed`` are described again.
 
-        With virtual tables, all are listed: their layout needs the kinds of the tables that belong to them.
+        If there are virtual tables, return all names: a virtual table's layout needs the kinds of its shadow tables.
         """
         return self.by_table.keys() | changed if self.virtual else changed
 
@@ -127,7 +127,7 @@ def listed(db: apsw.Connection, names: Set[str]) -> list[tuple[str, str, bool, b
     Return for each its name as the schema spells it, its type, and whether it is WITHOUT ROWID and STRICT.
     """
     found: list[Any] = []
-    # To find one name, SQLite searches all tables; and by name it does not find its own catalogue.
+    # SQLite searches all tables for each name, and does not find its own catalogue by name.
     if len(names) > _FEW or CATALOGUE in names:
         found = db.execute(f"{_LISTED} pragma_table_list WHERE schema = 'main'").fetchall()
     else:

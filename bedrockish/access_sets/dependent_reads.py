@@ -61,10 +61,10 @@ class DependentReads:
 
     def __init__(
         self,
-        programs: Sequence[ProgramReads],  # the reads of its programs
-        schema: Schema,  # the schema for which they were compiled
+        programs: Sequence[ProgramReads],  # the reads of the statement's programs
+        schema: Schema,  # the schema for which the programs were compiled
         sql: str = "",
-        ops: Sequence[Op] = (),  # the instructions of all its programs
+        ops: Sequence[Op] = (),  # the instructions of all the programs
         check: Check = unlimited,  # raises an error when the analysis has used up its time
     ) -> None:
         self._schema = schema

@@ -36,8 +36,8 @@ _NULL_EQUAL = 0x80  # P5 of a comparison: NULL is equal to NULL, as for IS
 _AFFINITY = 0x47  # P5 of a comparison: the affinity that it applies
 _NO_AFFINITY, _NUMERIC = "\0@A", "CDEF"
 
-# Opcode -> the condition of a row that passes, for which the instruction does not jump, as an operator between the
-# column and the value: with the column in P3, and with the column in P1.
+# Opcode of a comparison that jumps if a row is not wanted -> the operator, between column and value, that holds for the
+# rows that pass: first if the column is in P3, then if the column is in P1.
 _PASSES = {
     "Eq": ("<>", "<>"), "Ne": ("=", "="), "Lt": (">=", "<="), "Le": (">", "<"), "Gt": ("<=", ">="), "Ge": ("<", ">"),
 }  # fmt: skip
@@ -72,10 +72,10 @@ class Stop:
 
     filters: tuple[Filter, ...]  # conditions; a row is counted if it meets all of them
     limit: Atom  # the number of counted rows after the skipped ones
-    offset: Atom  # the number of counted rows that are skipped before
+    offset: Atom  # the number of counted rows that are skipped at the beginning
     backward: bool  # whether the loop goes from the end of its range to the beginning
     is_fixed: bool  # whether the plan does not depend on parameters
-    partners: tuple[Partner, ...] = ()  # rows of other tables that must exist
+    partners: tuple[Partner, ...] = ()  # rows of other tables that must exist for a row to be counted
 
 
 def asked_values(of: Stop | Partner) -> Iterator[Atom]:

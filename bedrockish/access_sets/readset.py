@@ -66,15 +66,15 @@ _BLOB = re.compile(
 class ReadPlan:
     """The reads of one statement, for any parameters."""
 
-    readonly: bool  # whether it does not change the file
-    tables: frozenset[str]  # names of the tables opened by it and its triggers, whose definitions it reads too
+    readonly: bool  # whether the statement leaves the file unchanged
+    tables: frozenset[str]  # tables that the statement and its triggers open: their definitions are read, too
     fallbacks: tuple[tuple[str, str], ...]  # overestimated reads: pairs of a reason and an object
     dependents: DependentReads | None  # the reads that ``resolve`` determines exactly; None without any
     # Like ``fallbacks``, for the dependent reads of an execution that cannot resolve them.
     dependent_fallbacks: tuple[tuple[str, str], ...]
-    lengths: Lengths  # the allowed lengths of its values
-    reads_nothing: bool  # whether it has no reads for any parameters
-    by_column: bool  # whether it reads only some columns of some rows
+    lengths: Lengths  # the allowed lengths of the statement's values
+    reads_nothing: bool  # whether the statement reads nothing, for any parameters
+    by_column: bool  # whether the statement reads only some columns of some rows
     _reads: "_Binder"
     _coarse: "_Binder"
     _probes: "_Binder"
@@ -444,7 +444,7 @@ _UNCHANGED = {"": None, "B": str, "C": int, "D": int}
 
 
 def _single(values: FieldValues) -> tuple[int, type, Callable[[Any], bytes]] | None:
-    """Return, for values from a single parameter, its position, its unconverted type and the encoder; else None."""
+    """Return the parameter's position, the type that needs no conversion, and the encoder; None for other values."""
     if len(values.atoms) != 1:
         return None
     (atom,) = values.atoms

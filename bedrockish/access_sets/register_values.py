@@ -407,7 +407,7 @@ class PrivateRecords:
         return _Fill(bool(made or copied) and register not in self._others, tuple(made), tuple(copied))
 
     def _maker(self, register: int, address: int) -> Op | None:
-        """Return the MakeRecord for an address if no other write of the register can come in between; else None."""
+        """Return the MakeRecord that has filled the register when the program is at an address; None if not certain."""
         while address not in self._targets and address > 0:
             address -= 1
             op = self._ops[address]

@@ -13,12 +13,12 @@ import apsw
 from bedrockish.errors import UnavailableError
 from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, Settings
 
-_TRIES = 5  # an interrupt by another thread ends only one statement, so the PRAGMA is tried again
+_TRIES = 5  # attempts to run the PRAGMA, because an interrupt by another thread ends only one of them
 
 
 @contextmanager
 def in_force(db: apsw.Connection, settings: Settings) -> Iterator[None]:
-    """Compile statements in the block with these settings; no statement may be running at its begin and end.
+    """Compile statements in the block with these settings; no statement may run when the block begins or ends.
 
     Raises:
         UnavailableError: another statement of the connection is running.

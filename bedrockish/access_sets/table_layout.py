@@ -221,7 +221,7 @@ def _unstable_function(db: apsw.Connection, table: Table) -> str:
     marks = ", ".join("?" * len(columns))
     sql = f"EXPLAIN INSERT INTO {quote(table.name)}({', '.join(map(quote, columns))}) VALUES ({marks})"
     cursor = db.cursor()
-    # Triggers and foreign keys are off, because their functions and missing parents do not matter here.
+    # Triggers and foreign keys are off: functions in triggers and missing parents do not matter here.
     before = [(one, db.config(one, -1)) for one in _SWITCHES]
     try:
         for one, _ in before:

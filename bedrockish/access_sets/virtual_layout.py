@@ -124,7 +124,7 @@ class VirtualLayout:
                 raise UnsupportedError(f"virtual table {one.name}: {why}", table=one.name)
 
     def _why_not_kept(self, db: apsw.Connection, one: VirtualTable) -> str:
-        """Return why an index cannot be maintained for the rows of its content table; empty if it can."""
+        """Return why a node cannot maintain an index for its content table's rows; empty if the node can."""
         query = "SELECT name, type, wr FROM pragma_table_list(?) WHERE schema = 'main'"
         found: Any = db.execute(query, (one.content,)).fetchone()
         remedy = f"drop {one.name} first, or in the same request"

@@ -150,7 +150,7 @@ class Engine:
         """Return the state with which the core starts, read from the file.
 
         Args:
-            window_ms: the returned entries begin so many milliseconds below the settled clock; see
+            window_ms: the returned entries begin at the settled clock minus these milliseconds; see
                 ``Journal.recover``.
         """
         return self.journal.recover(dict(self.applied), dict(self._heads), self.batch.number, window_ms)

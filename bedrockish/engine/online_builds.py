@@ -79,7 +79,7 @@ class OnlineBuilds:
         return True
 
     def apply(self, entry: Entry, apply: Callable[[], None]) -> None:
-        """Apply an entry to the tables, by ``apply``, which writes into the open batch, and its rows to the build.
+        """Call ``apply``, which writes an entry's rows into the tables, in the open batch; change the build to match.
 
         The batch records the rows themselves: computed again for ``Batch.redo``, they could differ, because the build
         has advanced.

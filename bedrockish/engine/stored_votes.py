@@ -20,7 +20,7 @@ class StoredVotes:
         """Save a vote in the open batch; it replaces an earlier one on the same transaction.
 
         Args:
-            parts: the parts of its transaction's body, whose pieces are saved; they are stored instead of the body.
+            parts: the parts of the transaction's body, stored in its place; the pieces among them are saved already.
         """
         # Copied, because the core may change its vote later, and ``Batch.redo`` must write the vote as it is now.
         copy = Vote(vote.txid, vote.transaction, vote.held, vote.promised, vote.accepted)

@@ -36,7 +36,7 @@ class _Counted(Protocol):
 
 @dataclass(slots=True)
 class SessionValues:
-    """The values of one session, which a SQLite connection would keep."""
+    """The values of one session that SQLite would keep for a connection."""
 
     last_insert_rowid: int = 0  # rowid of the row that the session inserted last; 0 before its first INSERT
     changes: int = 0  # number of rows that the last INSERT, UPDATE or DELETE changed

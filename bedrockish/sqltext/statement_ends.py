@@ -46,7 +46,7 @@ def first_word(sql: str) -> str:
 
 
 def statement_end(sql: str, at: int = 0) -> int | None:
-    """Return the position after the semicolon that ends the statement at ``at``; None if it ends with the text."""
+    """Return the position after the semicolon that ends the statement at ``at``; None if no semicolon does."""
     in_trigger = _makes_trigger(sql, at)
     while True:
         found = _SEMICOLON.search(sql, at)

@@ -8,7 +8,7 @@ from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 
-_HEAD = 12  # so many first tokens include the name in CREATE TEMP TABLE IF NOT EXISTS
+_HEAD = 12  # number of first tokens that are read: enough for the name in CREATE TEMP TABLE IF NOT EXISTS
 
 
 @remembered

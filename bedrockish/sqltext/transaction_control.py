@@ -27,7 +27,7 @@ _TO = {("TO",), ("TO", "SAVEPOINT"), ("TRANSACTION", "TO"), ("TRANSACTION", "TO"
 class Control:
     """A statement of transaction control."""
 
-    kind: str  # one of ``BEGIN``, ``COMMIT``, ``ROLLBACK``, ``SAVEPOINT``, ``RELEASE`` and ``ROLLBACK_TO``
+    kind: str  # one of ``BEGIN``, ``COMMIT``, ``ROLLBACK``, ``SAVEPOINT``, ``RELEASE`` and ``ROLLBACK TO``
     name: str = ""  # name of the savepoint; empty for the first three kinds
 
 
@@ -76,7 +76,7 @@ def _parsed(sql: str) -> Control | None:
 
 
 def control_of(sql: str, params: Sized | None) -> Control | None:
-    """Return the result of ``parse_control``, after a check that such a statement was given no values.
+    """Return the result of ``parse_control``; refuse values that are given with a statement of transaction control.
 
     Raises:
         SqlError: the statement was given values.

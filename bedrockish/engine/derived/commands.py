@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
     table: str  # the name of the virtual table
     is_literal: bool  # whether its values are in the text, or can be written into the text
-    # Whether it changes no result of an index that matches its rows; other commands configure an index.
+    # Whether it maintains an index: if the index matches its rows, no result changes. Other commands configure it.
     is_upkeep: bool = False
 
 

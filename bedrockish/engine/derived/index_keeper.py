@@ -33,7 +33,7 @@ class _Index:
     """An FTS5 index on the rows of a table, with the statements that change it."""
 
     name: str  # name of the index
-    # Places of the indexed columns in a captured row; None if a column is VIRTUAL, and so not captured.
+    # Positions of the indexed columns in a captured row; None if a column is VIRTUAL, and so not captured.
     places: tuple[int, ...] | None
     find: str  # the query for the indexed columns of a row
     remove: str  # the statement that removes the values of a row
@@ -94,12 +94,12 @@ class IndexKeeper:
         self._rebuild_corrupt()
 
     def before_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
-        """Remove from the indexes the rows that a run of like changes writes; column k of ``source`` has the rowids."""
+        """Remove from the indexes the rows that a run of changes will write; column k of ``source`` has the rowids."""
         if op != INSERT:
             self._run(table, op, written, source, is_gone=True)
 
     def after_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
-        """Add to the indexes the rows that a run of like changes has written."""
+        """Add to the indexes the rows that a run of changes has written."""
         if op != DELETE:
             self._run(table, op, written, source, is_gone=False)
         self._rebuild_corrupt()
@@ -166,7 +166,7 @@ class IndexKeeper:
 def stale_indexes(
     before: VirtualLayout, now: VirtualLayout, changed: Collection[str], statements: Sequence[str]
 ) -> list[str]:
-    """Return the indexes that no longer match their tables after a schema change, which changed rows of ``changed``."""
+    """Return the indexes to rebuild after a schema change; ``changed`` are the tables whose rows it has changed."""
     if not statements:
         return []
     known = {one for found in before.indexes.values() for one in found}

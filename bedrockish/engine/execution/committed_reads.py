@@ -46,7 +46,7 @@ class CommittedReads:
         self.pinned: Pin | None = None
 
     def pin(self, flushed: Flushed) -> bool:
-        """Pin a snapshot of the last batch for ``read_pinned``, instead of an earlier one; return whether that
+        """Release the pinned snapshot, and pin one of the last batch for ``read_pinned``; return whether that
         succeeded.
 
         A pinned snapshot prevents a restart of the write-ahead log: release it with ``unpin`` when a restart is due.

@@ -248,8 +248,8 @@ class CompiledTexts:
     ) -> tuple[Compiled, tuple[Any, ...]]:
         """Return a statement that the user may run, with the values of its parameters.
 
-        Surplus values are an error. The last statement checks this before it runs, because its rows would stay in an
-        open transaction.
+        For the last statement, also check that no value is left over: after the statement, the error would come too
+        late, because an open transaction keeps the rows.
         """
         if rights is not None:
             rights.check(piece, self._views)

@@ -20,8 +20,8 @@ from bedrockish.engine.statements.classify import READ, Compiled
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnavailableError, UnsupportedError
 from bedrockish_journal.model.access_set import AccessSet
 
-BATCH_BYTES = 256 << 10  # a batch is sent when its rows take so many bytes
-BATCH_S = 0.1  # a batch with a row is sent after so many seconds
+BATCH_BYTES = 256 << 10  # bytes of rows at which a batch is sent
+BATCH_S = 0.1  # seconds after which a batch is sent if it has a row
 
 
 def compile_read(

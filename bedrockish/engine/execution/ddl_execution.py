@@ -358,7 +358,7 @@ class Mixed:
         """Return the text of a statement to record; if the node assigned an id to its row, the text contains the id."""
         piece.auto = self._executor.texts.with_ids(piece)
         text = piece.text(params)
-        if text == piece.sql or told is None or told.rowcount == 0:  # None: it has failed, and left no row
+        if text == piece.sql or told is None or told.rowcount == 0:  # None: the statement failed
             return literal(piece.sql, params)
         if told.rowcount == 1 and told.lastrowid is not None:
             bound = _with_id(literal(text, params), told.lastrowid)

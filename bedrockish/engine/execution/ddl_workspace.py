@@ -44,7 +44,7 @@ class Draft:
         self._user = user
         self._workspace = Workspace(beside)
         self._mixed: Mixed | None = None
-        self.version = 0  # the version of the schema that it began on
+        self.version = 0  # the version of the schema on which the transaction began
         self._base: dict[str, int] = {}
         self.is_over = False  # whether SQLite itself has ended the transaction
 

@@ -179,7 +179,7 @@ class Executor:
                 if piece.fills:
                     raise MixesError
                 if piece.kind == SCHEMA:
-                    # Its rollback makes SQLite read all definitions again, and a DROP reads all pages.
+                    # A rollback of DDL makes SQLite read all definitions again, and a DROP reads all pages.
                     if self.governor.budget.is_brief and (self._tables.definitions.are_many or piece.drops_pages):
                         raise TakesLongError(piece.sql)
                     if cookie is None:
@@ -293,7 +293,7 @@ class Executor:
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
 
-        All runs together have the time limit of one statement: they may read as many rows, to find where a loop ends.
+        All runs together have the time limit of one statement: to find a loop's end, they may read its whole range.
 
         Raises:
             TakesLongError: the query has used the budget and has not ended.

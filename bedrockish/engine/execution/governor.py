@@ -17,8 +17,8 @@ FOREVER = float("inf")
 class Governor:
     """The limits on time and memory of the client's statement that runs on a connection.
 
-    It interrupts only between ``watch`` and ``release``, while a client's statement runs: SQLite calls ``progress``
-    during the engine's own statements as well.
+    The limits interrupt only between ``watch`` and ``release``, while a client's statement runs: SQLite calls
+    ``progress`` during the engine's own statements as well. An error in ``stopped`` interrupts any statement.
 
     Args:
         failure: returns the error for which the running statement has to end, such as too many changes; else None.

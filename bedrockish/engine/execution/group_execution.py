@@ -73,7 +73,7 @@ def execute(
         for request in requests:
             scope.begin(request.command, 0, base)
             result = _run_request(executor, request, gatherer)
-            if scope.named:  # it has used its command's id; the journal names a transaction by its first command only
+            if scope.named:  # the request read its command's id; the journal names a transaction by its first command
                 raise _AloneError
             results.append(result)
             ends.append(executor.capture.count)

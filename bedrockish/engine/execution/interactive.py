@@ -195,7 +195,7 @@ class Interactive:
             self._executor.governor.allow(float("inf"))
 
     def _set(self, work: TransactionWork, piece: Compiled) -> Result:
-        """Switch the deferral of foreign-key checks, or answer that it is on; foreign keys themselves are always on."""
+        """Switch the deferral of foreign-key checks, or answer a query of it with 1; foreign keys are always on."""
         if pragmas.given(piece.sql)[0] == pragmas.DEFER:
             # SQLite forgets the broken keys when it defers no longer, so the tables are searched at COMMIT.
             self.note_broken_keys(work)
@@ -306,7 +306,7 @@ class Interactive:
             return Result(piece.columns, rows, -1, lastrowid or None)
         text = executor.text_with_ids(piece, values)
         db, capture = self._db, self._capture
-        # Each call of SQLite lets other threads of the program go first, and a savepoint costs two.
+        # Each call of SQLite lets other threads of the program go first, and a savepoint takes two calls.
         in_savepoint = self._guards or not recipe.is_shown
         if in_savepoint:
             self._control("SAVEPOINT statement")
@@ -489,7 +489,7 @@ class Interactive:
     def overtaken(self, work: TransactionWork, *, moves: bool = False) -> BedrockishError | None:
         """Return the error of a transaction if a commit after its base has changed rows that it depends on; else None.
 
-        A transaction that ``moves`` to a later snapshot depends on its reads under snapshot isolation, too.
+        If the transaction ``moves`` to a later snapshot, it depends on its reads with either isolation.
         """
         sets = work.sets
         if sets is None or work.base is None:
@@ -680,12 +680,12 @@ class Interactive:
                 db.set_last_insert_rowid(work.lastrowid)
                 return
         is_of_keys = error.details.get("sqlite") == apsw.SQLITE_CONSTRAINT_FOREIGNKEY
-        # SQLite has already undone rows of TEMP tables as the conflict clause says, but perhaps not after a broken key.
+        # SQLite itself has undone the TEMP rows that the conflict clause does not keep; for a broken key, perhaps not.
         decides = isinstance(error, ConstraintError) and refusal is None and not is_of_keys
         if not (decides and capture.changed_temporary):
             db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
-        # SQLite still has the rowid of a row that was undone, which may be another where the transaction runs again.
+        # SQLite still has the rowid of an undone row. Where the transaction runs again, that row may get another rowid.
         db.set_last_insert_rowid(work.lastrowid)
         if refusal is not None and partly:
             raise refusal from error

@@ -106,7 +106,7 @@ class TransactionWork:
     over: bool = False  # whether SQLite itself has ended the transaction
     # Whether another thread reads on its snapshot; if ``ended`` is set then, the transaction ends after that.
     lent: bool = False
-    ended: bool = False  # whether it is no longer needed
+    ended: bool = False  # whether the transaction is no longer needed
 
     def follow(self, other: "TransactionWork") -> None:
         """Copy the state of another record of this transaction, which this record replaces."""
@@ -133,7 +133,7 @@ class TransactionWork:
             self.drop_log()
 
     def drop_log(self) -> None:
-        """Drop the log, after which the transaction cannot change the schema any more."""
+        """Drop the log: from now on, the transaction cannot change the schema."""
         self.log, self.logged, self.asked = None, 0, 0
 
     def take_log(self) -> list[Logged]:

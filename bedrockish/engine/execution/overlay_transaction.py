@@ -27,7 +27,7 @@ from bedrockish.errors import BedrockishError, ConstraintError, SqlError, Unavai
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, control_of
 from bedrockish_journal.model.access_set import READS, WRITES
 
-ALIKE_S = 1.0  # statements with the same text that take longer together are run one by one
+ALIKE_S = 1.0  # seconds for a batch of statements with the same text; a slower batch is run one by one
 SMALL_CHANGES = 1_000  # rows up to which a transaction may keep the old pages in memory
 Bound = tuple[Compiled, tuple[Any, ...]]
 

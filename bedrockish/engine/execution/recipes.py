@@ -58,7 +58,7 @@ def recipe_alike(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan]) -> Re
     """Return the recipe to run a statement in a batch of the same text; None unless it is a plain write."""
     if piece.kind != WRITE or piece.columns or piece.setting or len(piece.names) > MANY_PARAMETERS:
         return None
-    if piece.settings:  # settings that are in force for one statement
+    if piece.settings:  # the settings would be in force for one statement only
         return None
     plan = plan_of(piece)
     return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)

@@ -47,8 +47,8 @@ def fetch(
     """Return the rows of a started statement, and an estimate of their bytes.
 
     Args:
-        cursor: the cursor on which it was started.
-        number: its number in the memory account; 0: it is brief, and gets a number only if its rows are large.
+        cursor: the cursor on which the statement was started.
+        number: the statement's number in the memory account; 0 for a brief one, which gets a number for large rows.
         room: the bytes that the rows may take.
         blocks: takes the rows, if they are many, except for the last of them, which are returned.
 

@@ -131,7 +131,7 @@ class Workspace:
         writer = self._writer
         if writer is not None:
             writer.executor.governor.stopped = error
-        with suppress(apsw.ConnectionClosedError):  # that thread has just ended its statement, and the transaction
+        with suppress(apsw.ConnectionClosedError):  # the connection was just closed at the end of the transaction
             self._reader.interrupt()
             if writer is not None:
                 writer.db.interrupt()

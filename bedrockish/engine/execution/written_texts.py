@@ -42,7 +42,7 @@ class WrittenTexts:
     def read_rows(self) -> None:
         """Examine the rows that no hook has shown: those of CREATE TABLE AS, and of tables with VIRTUAL columns.
 
-        A shadow table in ``table`` becomes its virtual table.
+        If ``table`` is a shadow table, replace it by its virtual table.
         """
         query = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rowid > ?"
         for (name,) in self._db.execute(query, (self._newest,), can_cache=False).fetchall():

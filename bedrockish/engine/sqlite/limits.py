@@ -20,7 +20,7 @@ RECENT_S = 60.0
 LONG_TEXT = 32 << 10  # characters of a text, above which it is compiled in a worker
 ANALYSIS_ROWS = 1_000  # about how many rows of each index ANALYZE reads; it runs in the node's loop
 MANY_PARAMETERS = 5_000  # parameters of a statement, above which they are bound in a worker
-SMALL_TIMES = 2  # a request that is usually small is refused only above so many times ``max_bytes``
+SMALL_TIMES = 2  # multiple of ``max_bytes`` above which requests that are usually small are refused
 
 
 class Memory:
@@ -168,8 +168,8 @@ class Limits:
     changes_bytes: int = 32 << 20  # size of all rows that a request changes, before and after
     statement_s: float = 30.0  # how long one statement may run, in seconds
     wal_frames: int = 4_000  # frames in the WAL at which a background checkpoint is due
-    # The number of frames at which the end of a batch finishes the checkpoint inline, if less than a quarter of
-    # ``wal_frames`` are left to copy. At twice as many frames it does so in any case, unless a reader holds the
+    # Frames in the WAL at which the node itself finishes the checkpoint at the end of a batch, if less than a quarter
+    # of ``wal_frames`` are left to copy; at twice this number, also if more are left, unless a reader holds the
     # checkpoint back.
     wal_frames_max: int = 32_000
     seconds: Callable[[], float] = monotonic  # a clock that only goes forward, in seconds
@@ -219,7 +219,7 @@ class Rows:
 
 
 _FOREVER = float("inf")
-WALL_FACTOR = 10  # by the wall clock a request may take so many budgets: it may wait for the disk or a processor
+WALL_FACTOR = 10  # budgets that a request may take by the wall clock: it may wait for the disk or a processor
 
 
 class Budget:

@@ -17,7 +17,7 @@ import apsw
 from bedrockish.common.forks import watch_forks
 
 TICK_S = 0.005  # seconds between two checks of the running statements
-IDLE_S = 0.5  # after so many seconds without a statement, the thread sleeps until the next statement
+IDLE_S = 0.5  # seconds without a statement after which the thread sleeps until the next one
 
 
 class Interrupter:

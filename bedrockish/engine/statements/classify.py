@@ -152,17 +152,17 @@ class Compiled:
 
     @property
     def can_cache(self) -> bool:
-        """Whether it may stay compiled: SQLite recompiles it after a change of the schema, except for EXPLAIN."""
+        """Whether the statement may stay compiled: SQLite compiles all but EXPLAIN again after a schema change."""
         return not (self.whole_schema or self.settings)
 
     @property
     def drops_pages(self) -> bool:
-        """Whether it drops a table or an index: SQLite reads all its pages in one step, which no interrupt ends."""
+        """Whether the statement drops a table or index, whose pages SQLite reads in one step without interrupts."""
         return self.kind == SCHEMA and bool(self.tables) and _DROPS.match(self.sql) is not None
 
     @property
     def reads_without_keys(self) -> bool:
-        """Whether it reads data without keys for a read set: the schema, or system tables."""
+        """Whether the statement reads data without keys for a read set: the schema, or system tables."""
         if self._without_keys is None:  # computed once, because each run needs it
             self._without_keys = (
                 self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
@@ -171,7 +171,7 @@ class Compiled:
 
     @property
     def reads_system(self) -> bool:
-        """Whether it reads tables of the cluster itself, such as the journal, to which every commit adds rows."""
+        """Whether the statement reads system tables such as the journal, to which every commit adds rows."""
         if self._system is None:  # computed once, because each run needs it
             self._system = any(map(is_ours, self.reads | self.tables))
         return self._system

@@ -31,7 +31,7 @@ class Scope:
 
     # Returns a new value of the node's clock; None: the running statement may not call the functions.
     tick: Callable[[], int] | None = None
-    skip: Callable[[int], int] | None = None  # advances the node's clock by a number of values, and returns it
+    skip: Callable[[int], int] | None = None  # advances the node's clock by a number of values, and returns the last
     command: str = ""  # the id of the command
     clock: int = 0  # the transaction's clock; 0 if no majority was asked for a clock
     used: bool = False  # whether a statement has asked for the transaction's clock

@@ -31,8 +31,8 @@ class Rewritten:
 
     table: str  # the table, by its name in the schema
     sql: str  # the text to run
-    # Places, from 0, of the parameters that may be the id: ``sql`` is run only if one of them is NULL, and the client's
-    # own text otherwise. Empty: ``sql`` is always run.
+    # Positions, from 0, of the parameters that may be the id: ``sql`` is run only if one of them is NULL, and the
+    # client's own text otherwise. Empty: ``sql`` is always run.
     nulls: tuple[int, ...]
 
 
@@ -173,7 +173,7 @@ class _Splicer:
         return end == first + 1 and self._tokens[first].kind in ("number", "string", "blob")
 
     def _wrap_select(self, place: int, width: int) -> None:
-        """Assign an id where a SELECT has NULL or a parameter; others stay: a copy of rows with their ids is cheap."""
+        """Assign ids if a SELECT has NULL or a parameter for the id; leave other SELECTs, which mostly copy ids."""
         insert = self._insert
         at = insert.first
         while at < insert.end and not self._tokens[at].is_word("SELECT"):

@@ -17,14 +17,14 @@ from bedrockish_journal.model.membership import ADMIN, OWNER, READER, ROLES, WRI
 from bedrockish_journal.model.value import value
 from bedrockish_journal.storage.packing import UNPACKED
 
-NOBODY = -1  # a user that the cluster does not know
-TOKEN = "(http_token)"  # the name of every bearer of a node's token; no user can have it
+NOBODY = -1  # the role of a user that the cluster does not know
+TOKEN = "(http_token)"  # the name of every bearer of a node's token; no user can have this name
 LOCAL = "(local)"  # the name of a program that may open the node's file, and so may do everything
 CERTIFIED = "client:"  # prefix of the name of a user with a certificate
 KNOWN_MAX = 1_000
 JOURNAL, META = "bedrockish_journal", "bedrockish_meta"
 OPEN_JOURNAL, OPEN_META = "bedrockish_open_journal", "bedrockish_open_meta"
-SECRETS = frozenset({(JOURNAL, "body"), (META, "value")})  # they contain the hashes of passwords
+SECRETS = frozenset({(JOURNAL, "body"), (META, "value")})  # columns that contain the hashes of passwords
 # For users who are not admins: the queries, without hashes, that replace the tables with secrets.
 _OPENED = {
     JOURNAL: f"""{OPEN_JOURNAL} AS NOT MATERIALIZED (SELECT seq, leader, tick, clock, origin, command, kind, repeat,

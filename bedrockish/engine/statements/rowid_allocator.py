@@ -137,7 +137,7 @@ class AutoIds:
             self._back[table] = leased[::-1]
 
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
-        """Return the error for a table whose ids are used up, which SQLite reports as a full disk, or None."""
+        """Return the error for a table whose ids are used up; None without one. SQLite would report a full disk."""
         row: Any = None
         if self._sequences:
             row = db.execute("SELECT name FROM main.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()

@@ -31,10 +31,10 @@ from bedrockish_journal.storage.virtual_tables import rebuild_indexes, virtual_t
 
 SQLITE_VERSION_MIN = (3, 51, 3)  # an older version can lose commits if the WAL restarts while a checkpoint runs
 READABLE_BY_OTHERS = 0o077
-INCREMENTAL = 2  # auto_vacuum: free pages can be returned to the disk, some at a time
+INCREMENTAL = 2  # value of auto_vacuum with which free pages can be returned to the disk, some at a time
 CACHE_KIB = 64 << 10
 WIDE_KIB = 256 << 10  # the page cache while the batch has a large write
-MODE_AT, ROLLBACK_MODE = 18, b"\1\1"  # the offset of the format's versions in a file's header; their value without WAL
+MODE_AT, ROLLBACK_MODE = 18, b"\1\1"  # offset of the two format versions in a file's header; their bytes without WAL
 LOCKS = Path("/proc/locks")
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
@@ -106,7 +106,7 @@ class FileLock:
 
 
 def _is_open_by_another_name(path: Path) -> bool:
-    """Return whether a process uses a hard link of the file. Its write-ahead log has another name, and would be lost.
+    """Return whether a process uses a hard link of the file: that process has another WAL, which would be lost.
 
     A connection in WAL mode always has a lock on the file, which Linux lists with the numbers of the process and the
     file. Programs that use the file by this name do no harm: their connections outlive a restart of the node.

@@ -26,7 +26,7 @@ from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.storage.virtual_tables import FTS5, parse_virtual
 
 P = TypeVar("P", bound="Plan")
-COLUMNS_MAX = 500  # an FTS5 index with as many columns is not built online
+COLUMNS_MAX = 500  # number of columns from which on an FTS5 index is not built online
 _FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
 
 

@@ -93,11 +93,11 @@ class Journal:
 
         Args:
             applied: the last applied tick of each timeline.
-            heads: the hash of that entry of each timeline.
+            heads: the hash of the last applied entry of each timeline.
             batches: how many batches were committed in the life of the file.
-            window_ms: the entries of the window begin so many milliseconds below the settled clock. Of the settled
-                entries at most the newest are read (``WINDOW_ENTRIES_MAX``, ``WINDOW_BYTES_MAX``). They are read only
-                while the caller iterates over the window.
+            window_ms: the window begins at the settled clock minus these milliseconds. Of its settled entries, at most
+                the newest are read (``WINDOW_ENTRIES_MAX``, ``WINDOW_BYTES_MAX``). The window reads its entries only
+                while the caller iterates over it.
         """
         db = self._db
         safe = int(system.get_meta(db, "safe") or 0)

@@ -26,7 +26,7 @@ class FileMoment:
     vector: Mapping[str, int]  # the last applied tick of each timeline
     clock: int  # a clock at or after the clock of every applied entry
     schema: int  # version of the schema in force
-    in_force: int = 0  # the clock at which that version came into force
+    in_force: int = 0  # the clock at which the version ``schema`` came into force
     # The clock at which the next version comes into force; None if no change is scheduled.
     following: int | None = None
     members: int = 0  # version of the membership

@@ -25,7 +25,7 @@ import apsw
 from bedrockish_journal.storage.vector_modules import Connection
 
 _WAL_HEADER, _FRAME_HEADER = 32, 24  # lengths in bytes
-_SALT_AT, _SALT_BYTES = 16, 8  # in the WAL's header; they change each time the WAL restarts
+_SALT_AT, _SALT_BYTES = 16, 8  # the salts in the WAL's header, which change each time the WAL restarts
 _ROLLBACK_JOURNAL = b"\1\1"  # the file format without a WAL, in bytes 18 and 19 of page 1
 _UNNAMED = (
     apsw.SQLITE_OPEN_TEMP_JOURNAL
@@ -217,7 +217,7 @@ class OverlayFile(apsw.VFSFile):
         self._version = struct.pack(">I", (moment.version + 1 + _FAR * self._commits) & 0xFFFFFFFF)
 
     def note_commit(self) -> None:
-        """Count a COMMIT of the connection: it increments the version in page 1, and no later moment may have that."""
+        """Count a COMMIT, which increments the version in page 1: no later moment may have the same version."""
         self._commits += 1
 
     @property

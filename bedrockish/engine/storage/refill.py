@@ -250,7 +250,7 @@ def _relabel(db: apsw.Connection, meta: dict[str, Any], votes: list[Row], pieces
         if key in (system.ALARM + DAMAGED_TABLES, system.ALARM + UNPROVEN):
             continue  # the alarm was about the old tables
         if (key.startswith(system.BLOCKED) and key not in blocked) or (key == UNAPPLICABLE_KEY and not blocked):
-            continue  # the copy has the transaction applied
+            continue  # the copy has applied the transaction
         greater = max(int(value or 0), int(found.get(key) or 0)) if key in GREATEST else value
         system.set_meta(db, key, greater)
     for name, rows in (("bedrockish_vote", votes), ("bedrockish_piece", pieces)):

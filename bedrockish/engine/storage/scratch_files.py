@@ -18,8 +18,8 @@ import apsw
 from bedrockish.errors import UnavailableError
 
 LENT, REFILL, MOMENT, PROOF, PROBE = ".lent", ".refill", ".moment", ".proof", ".probe"
-PROBE_BYTES = 256 << 10  # a node that waits for room resumes once it can write so many bytes: more than most batches
-PROBE_BYTES_MAX = 64 << 20  # the most such bytes, for a node that has resumed and failed again at a long batch
+PROBE_BYTES = 256 << 10  # a node that waits for room resumes when it can write these bytes: more than most batches
+PROBE_BYTES_MAX = 64 << 20  # the limit of these bytes, which double each time a resumed node soon fails again
 REASONS = {
     errno.ENOSPC: "its disk is full",
     errno.EDQUOT: "its quota is used up",
@@ -78,7 +78,7 @@ def reserve(room: Mapping[str, int]) -> int:
 
 
 def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> str:
-    """Return, in words, why so many bytes more cannot be written to the disk of a database now; empty if they can.
+    """Return, in words, why ``size`` more bytes cannot be written to the disk of a database; empty if they can.
 
     Empty also if a write fails for a cause that is not in ``REASONS``. The probe writes, because only a write shows a
     quota, or a file system that the kernel has made read-only.
@@ -105,7 +105,7 @@ def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> s
 
 
 def _length(path: str | os.PathLike[str]) -> int:
-    """Return the size of a database's file and of its WAL together: so large the file may be after a checkpoint."""
+    """Return the size that a database's file may have after a checkpoint: its own and that of its WAL."""
     length, file = 0, Path(path).resolve()
     for suffix in ("", "-wal"):
         with suppress(OSError):

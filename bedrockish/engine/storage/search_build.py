@@ -64,7 +64,7 @@ class SearchBuild(Build):
     """
 
     plan: SearchPlan
-    slice_bytes = 128 << 10  # so much text takes about as long as a slice of rows of an ordinary index
+    slice_bytes = 128 << 10  # bytes of text that take about as long as a slice of an ordinary index
 
     def __init__(self, db: apsw.Connection, plan: SearchPlan, txid: Txid, version: int) -> None:
         super().__init__(db, plan, txid, version)
@@ -112,11 +112,11 @@ class SearchBuild(Build):
         return [], found
 
     def before(self, rowids: Iterable[int]) -> list[Row]:
-        """Return the rows about to change that the index has, with their old values."""
+        """Of the rows that are about to change, return those that the index has, with their old values."""
         return self._rows_of(self._db, self._indexed(rowids))
 
     def after(self, rowids: Iterable[int]) -> list[Row]:
-        """Return the rows just changed that the index must have, with their new values."""
+        """Of the rows that have just changed, return those that the index must have, with their new values."""
         return self._rows_of(self._db, self._indexed(rowids))
 
     def _indexed(self, rowids: Iterable[int]) -> list[int]:

@@ -30,7 +30,7 @@ from bedrockish_journal.storage.wide_rows import all_of
 STAGED_MIN = 1_000  # fewer changes are not worth unpacking in advance
 RUNS_MAX = 16
 KEPT_MAX = 3  # transactions that stay unpacked
-COLUMNS_MAX = 1_000  # columns of a table: a run has twice as many, old and new, and SQLite's limit is 2,000
+COLUMNS_MAX = 1_000  # limit for twice the columns of a table: a run has old and new values, and SQLite allows 2,000
 _NAME = f"{PREFIX}staged"
 _URI = apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _numbers = count(1)
@@ -122,11 +122,11 @@ class StagedChanges:
         return f"{self._attached}.{run.name}"
 
     def range_delete(self, run: Run) -> str:
-        """Return the statement that deletes all rows from a run's first to its last; its table must have no others."""
+        """Return the statement that deletes all rows from a run's first to its last, which must all be in the run."""
         return f"DELETE FROM {quote(run.table.name)} WHERE {_between(run)}"
 
     def count_between(self, run: Run) -> str:
-        """Return the query that counts a table's rows between a run's first and last; it stops at one too many."""
+        """Return the query that counts a table's rows from a run's first to its last, up to one row too many."""
         some = f"SELECT 1 FROM {quote(run.table.name)} WHERE {_between(run)} LIMIT {run.changes + 1}"
         return f"SELECT count(*) FROM ({some})"
 

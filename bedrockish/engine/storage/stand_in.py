@@ -44,7 +44,7 @@ def stand_ins(db: apsw.Connection) -> list[str]:
 
 
 def describe(db: apsw.Connection, name: str, root: int, sql: str) -> None:
-    """Make a table that is not in the file known to this connection only, by a row in ``sqlite_schema``.
+    """Let only this connection know a table that is not in the file, by a row in ``sqlite_schema``.
 
     The row is deleted as soon as the connection has read it.
     """

@@ -86,7 +86,7 @@ class Wal:
         return int(self._db.execute("PRAGMA data_version").get)
 
     def _holds_more(self) -> bool:
-        """Return whether the WAL has a commit after our last one. Frames that were rolled back are not a commit."""
+        """Return whether the WAL has a commit after this node's last one; rolled-back frames are not a commit."""
         salts = os.pread(self._fd, SALTS_BYTES, SALTS_AT)
         frame = self.frames
         while True:
@@ -187,7 +187,7 @@ class Wal:
     def checkpoint(self) -> tuple[int, int]:
         """Copy frames of the WAL into the database file as far as readers allow, without blocking them or the writer.
 
-        May run in another thread. Return frames in the WAL, and how many of them are in the database file now.
+        May run in another thread. Return how many frames the WAL has, and how many of them are copied now.
 
         Raises:
             UnavailableError: the frames cannot be copied now; nothing is lost, and the WAL grows further.
@@ -209,7 +209,7 @@ class Wal:
             raise UnavailableError(f"the write-ahead log cannot be copied into the database file: {error}") from error
 
     def finish(self, db: apsw.Connection, most: int) -> None:
-        """Copy the remaining frames between two batches, so that the next commit restarts it; readers may delay this.
+        """Copy the remaining frames between two batches: the next commit restarts the WAL, unless readers delay this.
 
         The file keeps its length unless it is more than twice ``most`` frames: to cut 130 MB off takes a tenth of a
         second, and a sync is faster if frames overwrite the file than if they lengthen it.
@@ -237,7 +237,7 @@ class Wal:
 
 
 def sync(path: Path) -> None:
-    """Make a file durable, which no connection of this process may have open, or the names of a directory's files."""
+    """Make a file, or the names in a directory, durable; no connection of this process may have the file open."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

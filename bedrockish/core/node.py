@@ -75,7 +75,7 @@ class Node:
     def start(self, now: on.Now) -> list[Effect]:
         """Give up the transactions in flight before a restart, start the heartbeat, and return the effects."""
         self.state.set_now(now)
-        # Approvals counted before the restart are lost, so this node cannot commit the transactions in flight then.
+        # Approvals that were counted before the restart are lost, so this node cannot commit these transactions.
         self.coordinator.rollbacks.restart()
         self._heartbeat()
         return self._finish_step()
@@ -137,7 +137,7 @@ class Node:
         return self._finish_step()
 
     def tick(self, now: on.Now) -> int:
-        """Return a new value of the clock for the driver; the next step stores the ceiling for it."""
+        """Return a new value of the clock for the driver; the next step makes a ceiling above the value durable."""
         self.state.set_now(now)
         return self.state.clock.tick()
 

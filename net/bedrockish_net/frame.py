@@ -53,7 +53,7 @@ class FrameReader:
 
     def feed(self, data: bytes) -> None:
         """Store more bytes without parsing them."""
-        if self._at:  # removed once per read, not per frame: so many small frames cost one move of the unread bytes
+        if self._at:  # done once per read, not per frame: the unread bytes are moved once even after many small frames
             del self._buffer[: self._at]
             self._at = 0
         self._buffer += data

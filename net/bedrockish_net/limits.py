@@ -11,10 +11,10 @@ class Limits:
     """The limits of one link in bytes and seconds."""
 
     frame_bytes_max: int = 64 * MIB  # the longest payload of a frame after both ends have sent HELLO
-    # The longest payload before that, and so the most memory that a stranger can occupy.
+    # The longest payload before both ends have sent HELLO, and so the most memory that a stranger can occupy.
     hello_bytes_max: int = 64 * KIB
-    outbox_bytes_max: int = 64 * MIB  # the largest queue for a slow reader at the other end
-    # The largest queue for our own consumer; above it, the link stops reading from the stream.
+    outbox_bytes_max: int = 64 * MIB  # the most bytes that wait to be sent to a slow reader at the other end
+    # The most bytes that wait for our own consumer; above this limit, the link stops reading from the stream.
     inbox_bytes_max: int = 16 * MIB
     hello_seconds: float = 5.0  # the longest time of a handshake, connecting included
     ping_seconds: float = 2.0  # the silence of the other end after which a Ping is sent

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 PATH_BYTES_MAX = 100  # the address has 108 bytes, some of which the system may need
-NAME_BYTES_MAX = 80  # of the file's name; the rest of PATH_BYTES_MAX is for the folder under /proc
+NAME_BYTES_MAX = 80  # limit of the file's name; the rest of PATH_BYTES_MAX is for the folder under /proc
 
 
 def is_path(host: str) -> bool:

@@ -30,7 +30,7 @@ from bedrockish_net.tls import certificate_end
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 2.0
 REFUSED_SECONDS_MIN = 1.0  # how long a peer's links are refused after its second malformed message
-REFUSED_SECONDS_MAX = 60.0  # the longest such time, which doubles after each further malformed message
+REFUSED_SECONDS_MAX = 60.0  # the longest refusal; each further malformed message doubles the time
 INFLOW_BYTES = 256 << 20  # limit of incomplete messages of all clients, unless the caller sets another one
 FORGIVEN_SECONDS = 600.0  # after this time without malformed messages, earlier ones no longer count
 
@@ -89,7 +89,7 @@ class _Peer:
         self.trouble = ""  # the reason why the last attempt failed, which is logged once
         self.malformed = 0  # the number of recent malformed messages of the peer
         self.malformed_at = -math.inf
-        self.refused_until = -math.inf  # until then its links are refused
+        self.refused_until = -math.inf  # seconds until which the peer's links are refused
 
 
 def _raise(_what: str, error: Exception) -> None:
@@ -372,7 +372,7 @@ class Mesh:
         with peer.scope:
             while True:
                 began = trio.current_time()
-                peer.redial_now = trio.Event()  # before the attempt: a call of the peer during the attempt counts, too
+                peer.redial_now = trio.Event()  # now, so that it is set if the peer opens a link during the attempt
                 link = None
                 try:
                     link = await self._dial(node, peer)

@@ -148,7 +148,7 @@ class SocketLink:
         return max(self.heard, self._asked) + self._limits.ping_seconds
 
     def excuse(self, now: float) -> None:
-        """Restart the measurement of silence, because the caller has not read the link for a while."""
+        """Count at most ``ping_seconds`` of silence up to now, because the caller has not read the link for a while."""
         self.heard = max(self.heard, now - self._limits.ping_seconds)
 
     def close(self) -> None:

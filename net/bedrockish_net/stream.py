@@ -190,7 +190,7 @@ class Link:
         self.send_nowait(payload)
 
     async def wait_for_room(self, size: int, most: int) -> None:
-        """Wait until the outbox is empty, or has room for ``size`` bytes up to ``most``, or the link ends."""
+        """Wait until the outbox is empty, or ``most`` bytes have room for it and ``size`` more, or the link ends."""
         await trio.lowlevel.checkpoint()
         while not self._over and self._outbox_bytes and self._outbox_bytes + size > most:
             await self._senders.park()
@@ -371,7 +371,7 @@ class Link:
         return itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in self._outbox)
 
     def _take_out(self) -> tuple[bytes, ...]:
-        """Remove and return the next bytes to send: the parts of a long message, or all messages before it."""
+        """Remove and return the next bytes to send: the parts of a long message, or all messages before a long one."""
         outbox = self._outbox
         first = outbox[0]
         if isinstance(first, tuple):

@@ -54,7 +54,7 @@ class Machine:
     queues.
 
     Attributes:
-        boot: the number of starts and stops; what is planned in one run of the process does not happen in another.
+        boot: the number of starts and stops; an action planned in one run of the process happens in no other run.
         node: the core while the process runs, else None.
         store: the random id of its file.
         known: what the node remembers of its peers' files.

@@ -21,7 +21,7 @@ Plan = Generator[float, None, None]
 
 LOOK_S = 0.05
 ANSWER_S = 4.0
-FORCED_S = 2.5  # a forced change is given up then, because a voter that ran when it began may have stopped
+FORCED_S = 2.5  # time after which a forced change is given up: a voter that ran at its beginning may have stopped
 TRIES_MAX = 30
 MACHINES_MAX = 14
 VOTERS_MAX = 7

@@ -31,7 +31,7 @@ FAULTS = (
     "wipe",
     "restore",
 )
-OLDER = 5  # seeds with this remainder modulo 7 have a cluster that begins one level below
+OLDER = 5  # seeds with this remainder modulo 7 have a cluster that begins one release level below the program's
 COMINGS = 3  # seeds with this remainder modulo 11 have a cluster in which nodes join as voters, and leave, all the time
 WINDOW_CONSTANTS = ((packed_commits, "SEGMENT"), (commit_window, "LATEST"), (commit_window, "FEW"))
 JOURNAL = 3  # seeds with this remainder modulo 5 have clients that read the journal

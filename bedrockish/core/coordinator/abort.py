@@ -29,7 +29,7 @@ class Rollbacks:
     def restart(self) -> None:
         """Give up the transactions that were in flight when this node stopped and are not in its journal."""
         for txid, vote in list(self.state.votes.by_txid.items()):
-            # A recovery that has our promise decides its transaction; this node may no longer end it.
+            # If a recovery has our promise, the recovery decides the transaction, and this node may no longer end it.
             if txid.leader == self.state.me and txid not in self.state.votes.outcomes and vote.promised < 2:
                 self.give_up(txid)
 
@@ -60,8 +60,8 @@ class Rollbacks:
     def give_up_unfit(self) -> None:
         """Give up our own transaction that did not fit the tables here and so stopped this node.
 
-        Its vote was lost with the batch of its commit. A recovery would commit it by the votes of the other nodes,
-        although perhaps none of them can apply it.
+        This node's vote was lost with the batch of the commit. A recovery would commit the transaction by the votes of
+        the other nodes, although perhaps no node can apply the transaction.
         """
         alarm = self.state.health.alarms.get(DAMAGED_TABLES)
         if alarm is not None and "txid" in alarm.details:
@@ -69,7 +69,7 @@ class Rollbacks:
                 self.give_up_forgotten((parse_txid(str(alarm.details["txid"])),))
 
     def give_up(self, txid: Txid) -> None:
-        """Give a transaction up; its approvals must not be counted any more."""
+        """Give a transaction up. From this call on, the caller must not count approvals of the transaction."""
         state = self.state
         vote = state.votes.by_txid[txid]
         assert txid.leader == state.me, "ballot 1 is its leader's alone"

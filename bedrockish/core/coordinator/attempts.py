@@ -95,7 +95,7 @@ class Attempt:
         for node in state.roster.voters:
             if node != state.me and node not in self.approvals and node not in self.rejects:
                 lost += not patient or not state.roster.peers[node].up
-        # Without the lost voters, the others are too few for a quorum.
+        # ``lost`` counts the voters that will not approve; the rest of the voters are then too few for a quorum.
         return lost > len(state.roster.voters) - state.roster.quorum
 
 
@@ -104,7 +104,7 @@ class Attempts:
 
     Args:
         contention: orders the requests when a transaction is given up or ends.
-        together: learns how many commands may share the next transactions.
+        together: adapts how many commands may share a transaction to the conflicts and commits.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Attempts:
             return  # a recovery runs, and will send its outcome
         attempt.rejects[peer] = message
         for inflight in self._requests_of(attempt):
-            # Only the command whose id the voter calls too old gets this error; the transaction's others run again.
+            # Only the command whose id the voter calls too old gets this error; the other commands are executed again.
             if message.reason == Reason.FORGOTTEN and message.key == command_key(inflight.request.command):
                 inflight.error = forgotten(inflight.request.command, None)
             if message.reason == Reason.AHEAD:
@@ -280,7 +280,7 @@ class Attempts:
         state = self.state
         now, pause = state.clock.now.seconds, state.answer_pause_s
         for attempt in self.open.values():
-            # The pause may have grown since, because later answers have shown that the voters are slow.
+            # Since the BEGIN, the pause may have grown, because later answers have shown that the voters are slow.
             if attempt.counting and now - attempt.since >= pause and attempt.repeat.is_due(now):
                 for peer in state.roster.voters_up():
                     if peer not in attempt.approvals and peer not in attempt.rejects:
@@ -306,7 +306,7 @@ class Attempts:
         in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
         is_hasty = attempt.is_hasty(winner)
         for inflight in in_flight:
-            # The error for the client names the reject for another transaction, if there was one.
+            # The client's error names the last reject that was for another transaction, if there was such a reject.
             inflight.last, inflight.contested = lost or inflight.last, True
             # Most commands of a group have not conflicted, so a reject of the group does not lengthen their pauses.
             inflight.rejections += not attempt.is_group

@@ -44,7 +44,7 @@ class CatchUp:
         self.state.timers.move(after_ms, Timer.ASK_ENDS, number)
 
     def settle(self) -> list[InFlight]:
-        """Remove and return the requests whose wait is over; set ``level``, which the next execution must cover."""
+        """Remove and return the requests whose wait is over; set ``level``, which the next snapshot has to cover."""
         state, over = self.state, list[InFlight]()
         for number, inflight in list(self.waiting.items()):
             awaited = inflight.awaited
@@ -56,7 +56,7 @@ class CatchUp:
                 over.append(inflight)
                 # If the members have changed, the request has to ask again: a majority of the old voters need not share
                 # a voter with the quorum of a commit under the new members. This node knows of each change that
-                # matters: a voter that had approved the change when it answered has named it, so it is applied here.
+                # matters: a voter that approved it before its answer has named it, and so the change is applied here.
                 if awaited.config == state.roster.membership.version:
                     inflight.level = dict(state.timelines.applied)
         return over

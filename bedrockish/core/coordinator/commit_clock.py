@@ -55,16 +55,16 @@ class ClockQuorum:
         return False
 
     def on_ask(self, peer: str, message: AskClock) -> None:
-        """Move up to a peer's clock, unless it is too far ahead, and answer with ours if this node certifies reads."""
+        """Move our clock up to a peer's unless that is too far ahead; answer with ours if this node certifies reads."""
         state = self.state
         if state.hear_clock(peer, message.clock) and state.roster.certifies_reads:
-            # The peer now executes a transaction with about this clock, so its BEGIN will arrive later than most. Let
-            # the closing lag grow for it.
+            # The peer now executes a transaction with about this clock, so that transaction's BEGIN will arrive later
+            # than most. Let the closing lag grow for this BEGIN.
             state.clock.lag.expect()
             state.outbox.send(peer, ToldClock(message.number, state.clock.value))
 
     def on_told(self, peer: str, message: ToldClock) -> int | None:
-        """Move up to the clock in a voter's answer; return the request if a majority has now answered, else None."""
+        """Move our clock up to that in a voter's answer; return the request if a majority has answered, else None."""
         state = self.state
         found = self.rounds.get(message.number)
         # If a voter's clock is too far ahead, this node has not moved up to it, so the voter must not count.

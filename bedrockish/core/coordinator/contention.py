@@ -83,7 +83,7 @@ class Contention:
         # Our own vote would reject the transaction (V9), and its BEGIN would only disturb the pending ones. So the
         # request waits here for their end.
         for found in state.votes.pending.conflicts(access_set):
-            if found.other not in self.rollbacks:  # else our BEGIN carries its rollback
+            if found.other not in self.rollbacks:  # else this node has given it up, and our BEGIN tells so
                 inflight.lost = found
                 self.reservations.reserve_if_needed(inflight, access_set, kind)
                 state.counts["waited"] += 1
@@ -153,12 +153,12 @@ class Contention:
             winner: the leader whose transaction is committed or will be; empty if possibly no transaction has won.
             is_here: whether this node has the winner's commit.
         """
-        has_winner = winner not in ("", self.state.me)  # voters may hold an earlier transaction of this node
+        has_winner = winner not in ("", self.state.me)  # ``me``: voters hold an earlier transaction of ours
         commits = 0 if is_here else 1
         before = self.turns.before(winner) if has_winner else []
         places = len(before)
         if not has_winner:
-            # No transaction has won: each leader rejects the others' until its own is rolled back.
+            # No transaction has won: each leader rejects the transactions of the others until its own is rolled back.
             commits, places = 2, self.turns.place_after_tie(base)
         turns_ms = places * self.turns.turn_ms(alters=inflight.alters)
         self.pause(inflight, max(1.0, 1000 * self.state.commit_s * commits + turns_ms))

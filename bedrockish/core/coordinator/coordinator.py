@@ -144,7 +144,7 @@ class Coordinator:
         self.contention.wait_queue.change_in_force(changes, barrier.leader)
 
     def settle_behind(self) -> None:
-        """Execute the strict reads again that have waited for the ends of transactions, and whose wait is over."""
+        """Execute again each strict read that has waited for the ends of transactions, and whose wait is over."""
         for inflight in self.catch_up.settle():
             self.ready.add(inflight)
 
@@ -223,7 +223,7 @@ class Coordinator:
         return Stage.EXECUTING
 
     def _schema_ahead(self, inflight: InFlight) -> Step | None:
-        """Return the wait for a schema change if a request executed before the change's end would have to run again.
+        """Return the wait for a schema change if an execution before the end of that change would have to be repeated.
 
         A request that changes the schema waits for every other change; any other request waits for a change that
         activates at or below the request's clock.
@@ -317,12 +317,12 @@ class Coordinator:
                 return self._end_or_check(inflight, prepared, moved)
             prepared = moved
         if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):
-            self.contention.wait_queue.leave(inflight)  # schema changes behind one that takes long go first now
+            self.contention.wait_queue.leave(inflight)  # the schema changes behind this request now go first
             return self._take_up(inflight)  # a schema change has come into force since
         if prepared.readonly:
             inflight.read = prepared
             # The client gets a clock, and each later request for a clock, at any node, must get a later one. So before
-            # the answer leaves, a second round moves a majority's clocks up to this client's.
+            # the answer leaves, a second round moves the clocks of a majority up to the clock of this answer.
             return Stage.CLOCK if prepared.clock else self._read(inflight, prepared)
         # Only voters lead (V2): no voter would approve the transaction of another node.
         if not state.roster.is_voter(state.me):
@@ -335,7 +335,7 @@ class Coordinator:
         return self._lead(inflight, prepared)
 
     def _read(self, inflight: InFlight, prepared: Prepared) -> Step:
-        """Answer a request that only read, unless a majority has to be asked first whether its reads are the newest."""
+        """Answer a request that only read; for a strict one, ask a majority first whether it read the newest data."""
         return Stage.CHECKING if inflight.request.read == STRICT else self.replies.answer_read(inflight, prepared)
 
     def _failed(self, inflight: InFlight, error: BedrockishError) -> Step:
@@ -367,7 +367,7 @@ class Coordinator:
             return Stage.BEHIND
         if is_valid and self.replies.schema_barrier.blocks(prepared, self.state.clock.value):
             return Stage.SCHEMA
-        # A read on an older schema is never the newest, even if no voter knows a conflict.
+        # A read on an older schema never shows the newest data, even if no voter knows a conflict.
         if is_valid and prepared.schema == self.state.schema.version:
             return inflight.refused or self.replies.answer_read(inflight, prepared)
         reads = prepared.access_set

@@ -26,7 +26,7 @@ class Ahead:
     """The pieces of one transaction before its BEGIN."""
 
     number: int  # this node's number of the offer
-    cut: Cut  # its pieces
+    cut: Cut  # the transaction, divided into pieces
     size: int  # the bytes of all pieces
     stored: set[str] = field(default_factory=set)  # the voters at which all pieces are durable
     # When to repeat the offer to each voter; empty while it waits for other offers.
@@ -125,7 +125,7 @@ class Offers:
         for digest in message.pieces[:WANTED_MAX]:
             data = self.state.pieces.take(peer, digest, self.state.clock.now.seconds)
             if data is not None and digest in self.state.pieces.offered:
-                self.staging.save(digest, data)  # now, so that few pieces are left to save at the quorum
+                self.staging.save(digest, data)  # saved here already, so that few pieces are left to save at the quorum
             self.state.outbox.send(peer, Piece(digest, data))
 
     def check(self, requests: set[int]) -> None:

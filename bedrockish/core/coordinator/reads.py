@@ -66,8 +66,8 @@ class Question:
     clear: set[str]  # the voters that know no conflicting transaction
     rest: list[str]  # the voters to ask when the first ones are late; empty once they are asked
     config: int  # the version of the membership under which the voters in ``clear`` count
-    # For a read of the cluster's own tables, the transactions that voters have named so far, for whose ends it will
-    # wait; else None. ``clear`` then has all voters that have answered.
+    # For a read of the cluster's own tables, the transactions that voters have named so far, for whose ends the read
+    # will wait; else None. In a question for such a read, ``clear`` has all voters that have answered.
     awaited: Awaited | None = None
 
 
@@ -154,8 +154,8 @@ class Reading:
     def ask_newer(self, number: int, base: Vector) -> None:
         """Ask the voters whether they know a transaction outside a state; the answer is the effect ``NewerTold``.
 
-        A pending transaction is outside every state. So while this node itself has one, it asks no voter, and answers
-        "maybe".
+        A pending transaction is outside every state. So while a transaction is pending here, this node asks no voter,
+        and answers that there may be such a transaction.
         """
         state = self.state
         if self._others_outside(base):

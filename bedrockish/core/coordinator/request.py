@@ -58,7 +58,7 @@ class Stage(Enum):
     __hash__ = object.__hash__  # Enum's own ``__hash__`` is a call in Python, and each move looks a stage up
 
 
-_ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # at the deadline; when a schema change is committed
+_ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # ENDING: at the deadline; ACTIVATING: at a schema change's commit
 _AGAIN = (
     frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS
 )  # the stages that lead to another execution, or end the request
@@ -74,7 +74,7 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
     # IN_FLIGHT: it shares the transaction of the request that it waited behind. PAUSED: other leaders have their turn.
     Stage.WAITING: _AGAIN | {Stage.IN_FLIGHT, Stage.PAUSED},
     Stage.PAUSED: _AGAIN,
-    Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # given up: its first request pauses, the others wait
+    Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # given up: of its requests the first pauses, the rest wait
     Stage.SCHEMA: _AGAIN,
     Stage.ENDING: frozenset({Stage.ACTIVATING}),  # its last attempt turned out to be a committed schema change
     Stage.ACTIVATING: frozenset(),
@@ -399,7 +399,7 @@ FORGED = (
 
 
 def lagging(error: BedrockishError) -> BedrockishError:
-    """Return a refusal, marked because this node knows of commits that it lacks."""
+    """Return a refusal with the mark ``lagging``: this node knows of commits that it lacks."""
     return type(error)(error.message, **{**error.details, "lagging": True})
 
 

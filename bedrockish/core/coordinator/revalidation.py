@@ -2,7 +2,7 @@
 
 Their reads may be older than the newest commits. As long as no later commit writes a key that the transaction read or
 wrote, the transaction would have the same results on the newest data. So its base moves up to the newest commits, and
-it is led like a transaction that was just executed. The first such commit makes it fail.
+it is led like a transaction that was just executed. A later commit that writes such a key makes the transaction fail.
 """
 
 from dataclasses import replace

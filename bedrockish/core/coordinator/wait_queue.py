@@ -18,7 +18,7 @@ from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 
-COMMITS = 4  # the turn of a leader, in commit times
+COMMITS = 4  # the length of a leader's turn, in commit times (the usual time from BEGIN to the quorum)
 CHANGE_S_MAX = 0.2  # no leader waits longer for the execution of another leader's schema change
 MEMORY = 200  # commit times without a conflict after which a rival expires
 # For the order of requests, all schema changes want one key: the greatest clock. They do not want the clocks that they

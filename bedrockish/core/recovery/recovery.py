@@ -87,7 +87,7 @@ class Recovery:
                 is_free = not attempts.decides(txid)
                 # Or voters have promised it to a recovery that has not asked this node, and no longer approve it; the
                 # recovering node may have died. Perhaps no other node holds the transaction, so this node recovers it,
-                # but waits longer than other holders do (five times the suspicion, see below).
+                # but waits longer than another holder would (that is five times the suspicion, see below).
                 if (is_free and age > 2 * suspicion) or (age > 6 * suspicion and attempts.is_promised(txid)):
                     self.start(transaction)
             # A leader that is alive and does not end the transaction is asked for a promise like the other voters; its
@@ -101,7 +101,7 @@ class Recovery:
                 asks.setdefault(txid.leader, []).append(txid)
         self._ask_leaders(asks)
         for txid, round_ in list(self.rounds.items()):
-            # Doubled each time, and random: otherwise two recovering nodes could refuse each other's ballots for ever.
+            # Each wait is doubled, and random: else two recovering nodes could refuse each other's ballots for ever.
             patience = state.settings.suspicion_ms / 1000 * min(2 ** (round_.tries - 1), PATIENCE_MAX)
             if now - round_.since > patience * (1 + state.draw()) and not self._is_travelling(round_):
                 self._again(txid, round_)
@@ -138,7 +138,7 @@ class Recovery:
     def _is_silent(self, node: str) -> bool:
         peer = self.state.roster.peers[node]
         if peer.mode >= Mode.DAMAGED:
-            return True  # it sends messages, but decides no transactions
+            return True  # the node sends messages, but decides no transactions
         # Measured by our own monotonic clock: setting a wall clock makes no node look silent.
         return self.state.clock.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
 
@@ -296,7 +296,7 @@ class Recovery:
             # P9: if a commit outside the transaction's base conflicts with the transaction, a majority held that commit
             # first, so no quorum approved this transaction.
             never = state.conflicts_outside(transaction)
-        # P10: a majority has closed time up to the cut; had a quorum approved it, one of them would have held it.
+        # P10: a majority closed time up to the cut; had a quorum approved it, a voter of this majority would hold it.
         if never or state.clock.cut >= txid.clock:
             return say.Standing.NEVER, []
         if never is None:
@@ -432,7 +432,7 @@ class Recovery:
         else:
             self.counts["aborted"] += 1
             state.votes.end(txid, commit=False)
-            # Learners get it, too: an abort leaves no entry in a journal from which they could learn it.
+            # Learners get the outcome, too: an abort leaves no entry in a journal from which they could learn of it.
             state.outbox.send_all(say.Outcome(txid, False, "", 0, state.clock.read()))
 
     def _adopt(self, txid: Txid, round_: Round) -> None:
@@ -469,7 +469,7 @@ class Recovery:
             # The blocker has just ended here; other voters may not know that.
             if txid in round_.blockers and round_.decision is None:
                 self._tell_blocked(round_, txid)
-                # Random: all recovering nodes have waited for the same end, and would refuse each other's ballots.
+                # A random pause: all recovering nodes have waited for this end, and would refuse each other's ballots.
                 self.state.timers.set(
                     self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), Timer.RECOVER_AGAIN, other
                 )
@@ -484,7 +484,7 @@ class Recovery:
         """Send a peer again the messages of our rounds that it may have missed; ask it for outcomes that we missed."""
         state = self.state
         clock = state.clock.read()
-        # The peer may have restarted and forgotten transactions that it had begun; others wait for their ends.
+        # The peer may have restarted and forgotten transactions that it had begun; nodes still wait for their ends.
         held = [txid for txid in state.votes.pending.transactions if txid.leader == peer]
         if held and state.roster.is_voter(state.me):
             self._send_ask(peer, held)

@@ -127,7 +127,7 @@ class ApplyQueue:
             EntryMalformedError: an entry cannot be read, or does not continue its timeline; those before it were taken.
         """
         for prev, label, body in message.entries:
-            # Read the label first: the entry may have arrived otherwise since, and then its body need not be decoded.
+            # Read the label first: if the entry has arrived in another message already, its body need not be decoded.
             leader, tick = decode_label(label)[:2]
             if tick != self.state.timelines.taken.get(leader, 0) + 1 or leader in self.state.roster.membership.retired:
                 continue
@@ -154,7 +154,7 @@ class ApplyQueue:
         """
         if message.commit and message.tick > self.state.timelines.taken.get(message.leader, 0):
             known = self.state.roster.peers[peer]
-            if known.applied.get(message.leader, 0) < message.tick:  # the peer has applied it since its last report
+            if known.applied.get(message.leader, 0) < message.tick:  # newer than the peer's last report
                 known.applied = {**known.applied, message.leader: message.tick}
             self.want({message.leader: message.tick})
 
@@ -236,7 +236,7 @@ class ApplyQueue:
         if needed == state.schema.version + 1 and state.schema.scheduled is not None:
             state.activate()
         here = state.schema.version
-        # Applying it would write rows into the columns of another schema.
+        # Applying this entry would write rows into the columns of another schema.
         if needed != here:
             what = f"{entry.leader}{entry.tick} ran on version {needed} of the schema, and {here} is in force here"
             state.outbox.emit(Halt(what))
@@ -246,7 +246,7 @@ class ApplyQueue:
         """Count votes by the new membership, and end the transactions that were begun under an older one.
 
         Such a transaction can never commit unless it is applied here already: the change conflicts with every
-        transaction, so its base contains each one that had a quorum before it.
+        transaction, so the base of the change contains each transaction that had a quorum before the change.
         """
         state = self.state
         # Test the level first: this program could misread entries of a later level.
@@ -306,13 +306,13 @@ class ApplyQueue:
                 gap.upto = max(gap.upto, tick)
 
     def ask_about(self, txid: Txid, peer: str) -> None:
-        """Ask a peer for the outcome of the transaction for which it rejected ours, unless its leader can tell us.
+        """Ask a peer for the outcome of ``txid``, for which it rejected our transaction, if its leader is cut off.
 
         Without the outcome, the peer would reject our next transactions for the same reason.
         """
         state = self.state
         leader = state.roster.peers.get(txid.leader)
-        # Over a link to its leader, this node gets COMMIT or ROLLBACK, or asks for the outcome (``Recovery.check``).
+        # Over a link to that leader, this node gets COMMIT or ROLLBACK, or asks for the outcome (``Recovery.check``).
         unheard = txid.leader != state.me and (leader is None or not leader.up)
         is_open = txid not in state.votes.pending and txid.clock > state.clock.safe
         if unheard and is_open and state.outcome(txid) is None:
@@ -350,7 +350,7 @@ class ApplyQueue:
                 gap.asked, gap.peer = gap.asked or Repeat(now, FETCH_AGAIN_S), peer
             elif had := self._holders(leader, taken + 1):
                 self._give_up_if_removed(leader, taken + 1, had)
-            else:  # only a node that has left has reported the entry; a peer that has it will report it
+            else:  # only a node that has left has reported the entry; if a peer has the entry, the peer will report it
                 del self.gaps[leader]
         for peer, wants in asks.items():
             state.outbox.send(peer, Fetch(wants, state.settings.fetch_bytes))

@@ -22,7 +22,7 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, canonical, covers
 
 IDLE_CUT_S = 1.0  # seconds between two moves of the cut when nothing waits for it
-HURRY_S = 0.05  # seconds between two moves while a few transactions or votes wait; for many, the heartbeat is enough
+HURRY_S = 0.05  # seconds between two calls of ``advance`` while a few transactions or votes wait (HURRY_MAX)
 NEVER = Txid(1 << 64, "")  # a name with a clock above every clock
 RELEASED = (1 << 63) - 1  # the clock of a hold that was released
 HURRY_MAX = 64  # with more waiting votes and transactions than this, the node does not hurry
@@ -160,8 +160,8 @@ class SafeTime:
             state.outbox.emit(Keep("safe", found.safe))
         clock.settle(self._settled())
         if clock.settled > was_settled and moved(clock.settled, -state.settings.conflict_window_ms) > found.safe:
-            state.outbox.emit(Keep("settled", clock.settled))  # so a restart need not read entries since safe time
-        # Without ``late``, votes that ended when safe time was past them already would be kept for ever.
+            state.outbox.emit(Keep("settled", clock.settled))  # so a restart need not read all entries above safe time
+        # ``late``: an outcome that became known after settled time had passed it would otherwise be kept for ever.
         if found.safe > own.safe or clock.settled > was_settled or state.votes.late:
             self._forget()
         # Every transaction with a smaller clock than the activation is applied, and at every node these are the same

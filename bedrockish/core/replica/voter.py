@@ -20,7 +20,7 @@ from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 
 NO_KEY = b""  # the key of a reject that names no other transaction
-DEFERRED_MAX = 10_000  # BEGINs; the leader repeats a dropped BEGIN after ``suspicion_ms``
+DEFERRED_MAX = 10_000  # most BEGINs that wait for their base; leaders repeat a dropped one after ``suspicion_ms``
 ASKED_MAX = 1_000  # transactions of one ASK that are answered: each may cost a lookup in the journal
 BARRIER_S = 0.3  # how long new transactions wait after a rejected membership change, so that its next attempt succeeds
 COMPARING_S = 5.0  # how long closed time waits for the comparison of a transaction's rows with ours
@@ -116,7 +116,7 @@ class Voter:
             return
         if not covers(transaction.base, state.commit_window.floor):
             # The leader's safe time is within the conflict window (V16). But a commit with an old clock that arrived
-            # late is dropped here soon after its arrival, and a transaction executed before it has not seen it.
+            # late is dropped here soon after its arrival, and a transaction executed before has not seen that commit.
             self._reject(txid, Reason.TOO_OLD)
             return
         found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, base or not
@@ -127,7 +127,7 @@ class Voter:
         found = found or prepare_commit(
             transaction.access_set, transaction.base, state.commit_window, state.votes.pending, txid
         )
-        # V10: it conflicts with no transaction of this node whose rollback this node learned at or after its clock:
+        # V10: it conflicts with no transaction of ours whose rollback this node learned at or after the BEGIN's clock:
         # other voters may still hold that transaction.
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:

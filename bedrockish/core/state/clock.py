@@ -137,7 +137,7 @@ class Clock:
     def follow_wall(self, *, follows: bool) -> None:
         """Follow the wall from now on, or only count."""
         self.follows_wall = follows
-        # Never reset: after the clock has only counted, its values do not show the age of a commit (V16).
+        # ``counted`` stays True: after the clock has only counted, its values do not show the age of a commit (V16).
         self.counted = self.counted or not follows
         self._wall = pack(min(self.followed_ms, WALL_MS_MAX)) if follows else 0
 

@@ -20,8 +20,8 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 EVERYWHERE: list[Place] = [("", 0)]  # a place that every base covers
-FEW = 32  # with ranges: up to so many commits that a base lacks are compared one by one; of more, keys are looked up
-FEWER = 2  # the limit without ranges: a lookup of the keys costs as much as two comparisons
+FEW = 32  # with ranges: if a base lacks at most this many commits, each is compared; else their keys are looked up
+FEWER = 2  # the same limit without ranges: a lookup of the keys costs as much as two comparisons
 LATEST = 128  # the newest commits of each timeline, which are found by their ticks
 KEYS_AT_ONCE = 8_000  # keys that are packed in one step, about 10 ms of work
 MEMBER_CHANGES_MAX = 100
@@ -74,7 +74,7 @@ class CommitWindow:
     def __init__(self, recovered: Vector | None = None) -> None:
         self.member_changes: dict[Txid, int] = {}  # the last changes of the members, see ``note_member_change``
         self.known: dict[Txid, Known] = {}  # the commits that are not settled, and up to a few hundred settled ones
-        # By timeline, the greatest tick that is the first place of a dropped commit; retired timelines have their own.
+        # By timeline, the greatest tick that is the first place of a dropped commit; see also ``_retired_floor``.
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
         self._by_clock: list[Txid] = []  # a heap of the commits that are neither in ``_below`` nor packed
@@ -182,7 +182,7 @@ class CommitWindow:
         line.add(known)
 
     def _restart_line(self, place: Place) -> None:
-        """Begin a second line of a timeline after a commit that is packed or left out: a line must not have a gap."""
+        """Replace a timeline's line by an empty one after a commit that is packed or left out: gaps are not allowed."""
         leader, tick = place
         if leader not in self._retired and tick > self._recovered.get(leader, 0):
             self._lines[leader] = _Line(tick + 1)
@@ -300,7 +300,7 @@ class CommitWindow:
                 self._below_oldest = min(self._below_oldest, txid.clock)
         for txid in kept:
             heapq.heappush(self._by_clock, txid)
-        # Packing all commits of a second at once would hold up the loop. A larger part of many keeps up with any load.
+        # Packing all commits of a second would hold up the loop. At least an eighth of them keeps up with any load.
         keys, most = 0, len(self._below) - len(self._below) // 8
         while keys < KEYS_AT_ONCE or len(self._below) > most:
             full, more = self._next_segment()

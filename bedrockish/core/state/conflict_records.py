@@ -68,7 +68,7 @@ class Contests:
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
-        self._met: dict[bytes, float] = {}  # key -> seconds of the last conflict, in that order
+        self._met: dict[bytes, float] = {}  # key -> seconds of the last conflict, the oldest first
 
     def meet(self, key: bytes, seconds: float) -> None:
         """Record that transactions of two leaders have conflicted at a key."""
@@ -96,5 +96,5 @@ class Contests:
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
         """Return the leaders with which our transactions have lately conflicted at these tables and indexes."""
         last = (pair for name in names for pair in self._last.get(name, {}).items())
-        # A rival that has stopped must not slow us down; a rival that only pauses conflicts again in this time.
+        # A rival that has stopped must not slow us down; a rival that only pauses soon conflicts again.
         return {leader for leader, at in last if seconds - at < MEMORY_S}

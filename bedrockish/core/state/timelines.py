@@ -89,7 +89,7 @@ class Timelines:
             leader
             for leader, tick in self.applied.items()
             if leader not in membership.members
-            # No vector has an entry that is taken and not applied: a timeline with one is not retired yet.
+            # No vector counts an entry that is taken and not applied: a timeline with such an entry is not retired yet.
             and self.taken[leader] == tick
             and all(peer is not None and peer.applied.get(leader, 0) == tick for peer in members)
         }

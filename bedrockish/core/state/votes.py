@@ -160,7 +160,7 @@ class Votes:
                 # Record the present clock and not the transaction's: V10 concerns transactions that began before this
                 # node knew the end.
                 self.own_ends.add(vote.transaction, self.clock.read())
-            # The vote is kept until safe time passes it, because a node that recovers a conflicting transaction must
+            # The vote is kept until safe time passes ``txid``: a node that recovers a conflicting transaction must
             # learn that this one has ended (J6).
             vote.promised, vote.accepted, vote.held = ENDED, (ENDED, False), False
             self.persist(vote)

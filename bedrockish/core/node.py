@@ -41,7 +41,7 @@ IDLE_BEATS = 5  # the heartbeats of an idle node are up to this many times rarer
 def idle_ms(settings: Settings) -> int:
     """Return the interval of the heartbeats of an idle node.
 
-    It leaves half of ``suspicion_ms`` for the delay of a message: with a longer interval the node would seem silent.
+    The interval leaves half of ``suspicion_ms`` for the delay of a message: else the node would seem silent.
     """
     return max(settings.heartbeat_ms, min(IDLE_BEATS * settings.heartbeat_ms, settings.suspicion_ms // 2))
 
@@ -179,7 +179,7 @@ class Node:
     def _settle(self) -> None:
         """Pass the outcomes and applied entries of this step to the parts that wait for them, until there are no more.
 
-        It runs at every step, so it skips parts without work.
+        This method runs at every step, so it skips parts without work.
         """
         state, voter, recovery = self.state, self.voter, self.recovery
         # Apply the entries of this step before the requests that wait for them go on.

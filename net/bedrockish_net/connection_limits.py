@@ -84,7 +84,7 @@ class ConnectionLimits:
                 del self._silent[address]
 
     def is_crowded(self, number: int) -> bool:
-        """Return whether a stranger's descriptor has so high a number that too few files are left even for members.
+        """Return whether the number of a stranger's descriptor shows that too few files are left even for members.
 
         The system uses the lowest free number, so the number shows how many files are open.
         """

@@ -61,7 +61,7 @@ class FrameReader:
     def take_data(self, data: bytes) -> list[bytes]:
         """Store more bytes, and return the payloads of all frames up to the first one that cannot be returned.
 
-        That is a frame of another kind than DATA, or incomplete, or too long. It and all bytes after it stay here.
+        That is a frame of another kind than DATA, or incomplete, or too long. That frame and all later bytes stay.
         """
         size = len(data)
         if not self._buffer and size >= _HEADER_BYTES:  # most reads return one whole frame, which need not be buffered

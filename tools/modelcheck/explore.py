@@ -189,7 +189,7 @@ class Explorer:
             state[self.n + sender * self.n + node] = 0
 
     def restart(self, state: list[int], node: int) -> None:
-        """Crash a node and start it at once. Events in between concern other nodes, and may as well happen before."""
+        """Crash a node and start it at once. Events in between concern other nodes, and can as well come first."""
         state[node], _ = self.nodes.play(state[node], self.reboot)
         for other in range(self.n):
             if other != node and self.n + node * self.n + other not in self.cut:

@@ -104,7 +104,7 @@ class Laws:
         self.safe[machine.name] = self.published.get(machine.name, 0)
 
     def _outlasts_its_leader(self, leader: str, transaction: Transaction) -> bool:
-        """Return whether all that a BEGIN tells stays true if its leader loses what is not durable, its vote included.
+        """Return whether a BEGIN stays true if its leader loses all facts that are not durable, its vote included.
 
         From five voters on it does not: the survivors of two dead leaders could not tell which of two transactions is
         committed.
@@ -141,7 +141,7 @@ class Laws:
             return
         self.said.add(txid)
         request = self.requests.get(transaction.command)
-        told = request is not None and wants_clock(request)  # its clock was drawn earlier, when it was requested
+        told = request is not None and wants_clock(request)  # the clock was drawn earlier, when the client requested it
         # A node that lost its file cannot know the transactions that it has begun.
         if txid.clock <= self.begun.get(txid.leader, 0) and not machine.forgot and not told:
             self.broken("clocks never go back", f"{source} begins {txid} after a later one")

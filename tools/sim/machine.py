@@ -284,12 +284,12 @@ class Machine:
         if self.node is not None:
             self.guarded(self._ask_newer)
             if boot != self.boot:
-                return  # as above
+                return  # the node has restarted, as above
             deadline = self.node.deadline()
             if deadline is not None and deadline <= self.now().seconds:
                 self.guarded(lambda node: self._perform(node.step(on.Woken(), self.now())))
             if boot != self.boot:
-                return  # as above
+                return  # the node has restarted, as above
             self._advance_batches()
             self._set_alarm()
 

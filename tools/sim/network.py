@@ -83,7 +83,7 @@ class Network:
         return two in nodes[0].state.roster.peers and one in nodes[1].state.roster.peers
 
     def _let_in(self, one: str, two: str) -> bool:
-        """Return whether no end refuses the other because of its file; tell a refused end."""
+        """Return whether each end accepts the file of the other end; tell an end that is refused."""
         welcome = True
         for me, other in ((one, two), (two, one)):
             refusal = self.machines[me].turns_away(self.machines[other])

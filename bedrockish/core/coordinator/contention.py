@@ -108,7 +108,7 @@ class Contention:
         held = self.reservations.held
         assert held is not None, "a request goes first as long as its reservation is honoured here"
         for found in self.state.votes.pending.conflicts(held.access_set):
-            if found.other not in self.rollbacks:  # else it is an earlier attempt of the request
+            if found.other not in self.rollbacks:  # one that is given up was an earlier attempt of the request
                 self.state.counts["waited"] += 1
                 return WaitFor(found.other)
         return None

@@ -76,7 +76,7 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.PAUSED: _AGAIN,
     Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # given up: of its requests the first pauses, the rest wait
     Stage.SCHEMA: _AGAIN,
-    Stage.ENDING: frozenset({Stage.ACTIVATING}),  # its last attempt turned out to be a committed schema change
+    Stage.ENDING: frozenset({Stage.ACTIVATING}),  # the last attempt turned out to be a committed schema change
     Stage.ACTIVATING: frozenset(),
 }
 

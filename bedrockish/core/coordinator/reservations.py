@@ -165,7 +165,7 @@ class Reservations:
             return
         clock, for_ms, said = reserved
         if known is not None and known.txid.clock == clock:
-            return  # it is known already: each gossip repeats it
+            return  # the reservation is known already: each gossip repeats it
         access_set = read_access_set(said)
         self.latest[peer] = Reservation(Txid(clock, peer), for_ms, access_set)
         self.choose()

@@ -153,7 +153,7 @@ def moved_up(state: State, command: str, prepared: Prepared) -> Prepared | None:
     """
     if prepared.schema != state.schema.version or state.commit_window.has_dropped(prepared.base):
         return None
-    access_set, config = _rests_on(command, prepared, LAST_CLOCK)  # so that every schema change conflicts
+    access_set, config = _rests_on(command, prepared, LAST_CLOCK)  # LAST_CLOCK: every schema change conflicts
     if first_conflict(state.commit_window, access_set, prepared.base, prepared.spans, config) is not None:
         return None
     return replace(prepared, base=dict(state.timelines.applied))

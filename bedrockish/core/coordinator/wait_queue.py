@@ -170,7 +170,7 @@ class WaitQueue:
         _queue(inflight, self.waits.setdefault(reservation, deque()))
 
     def unblock_all(self, txid: Txid) -> None:
-        """Unblock all requests that wait for a transaction or reservation, not only the first; few may conflict."""
+        """Unblock all requests that wait for a transaction or reservation: few of them may conflict with each other."""
         for number in self.waits.pop(txid, ()):
             inflight = self._in_flight.get(number)
             if inflight is not None and inflight.stage is Stage.WAITING:
@@ -372,7 +372,7 @@ class Together:
             self._ready.add(group[0])
 
     def note_executed(self, inflight: InFlight) -> None:
-        """Record that a group's first request begins its execution; the group waits for it only until that ends."""
+        """Record that a group's first request is executed now; the group waits only until the execution ends."""
         # Requests for the same key wait for its end anyway; only requests that were merely batched need not wait.
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight

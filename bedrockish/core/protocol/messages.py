@@ -42,15 +42,15 @@ PIECE_BYTES_MAX = 1 << 20  # the largest piece that a peer may offer or send
 class Reason(IntEnum):
     """Why a voter rejects a transaction."""
 
-    FOR = 1  # it conflicts with another transaction
-    TOO_LATE = 2  # its clock is at or below the voter's closed time
-    TOO_OLD = 3  # its snapshot is older than the conflict window
-    AHEAD = 4  # its clock is further ahead of the voters' wall clocks than allowed
-    PROMISED = 5  # the voter has promised it to a recovery
+    FOR = 1  # the transaction conflicts with another one
+    TOO_LATE = 2  # the transaction's clock is at or below the voter's closed time
+    TOO_OLD = 3  # the transaction's snapshot is older than the conflict window
+    AHEAD = 4  # the transaction's clock is further ahead of the voters' wall clocks than allowed
+    PROMISED = 5  # the voter has promised the transaction to a recovery
     BARRIER = 6  # a membership change goes first
-    MEMBERS = 7  # it was begun under another membership
-    DIFFERS = 9  # its before-images differ from the voter's rows
-    FORGOTTEN = 8  # the id of its command is older than the voter's memory of commands
+    MEMBERS = 7  # the transaction was begun under another membership
+    DIFFERS = 9  # the transaction's before-images differ from the voter's rows
+    FORGOTTEN = 8  # the id of one of its commands is older than the voter's memory of commands
 
 
 class Standing(IntEnum):

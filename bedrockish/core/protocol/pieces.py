@@ -136,7 +136,7 @@ class Cutter:
             if len(text) < self._size:
                 continue
             start = _find(body, text, at)
-            if start >= 0:  # else it is cut with the bytes around it, under other names
+            if start >= 0:  # a text that is not found is cut with the bytes around it, under other names
                 self._cut_rest(body, at, start, parts, pieces)
                 self._cut_run(text, parts, pieces)
                 at = start + len(text)

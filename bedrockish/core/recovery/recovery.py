@@ -109,7 +109,7 @@ class Recovery:
     def _is_travelling(self, round_: Round) -> bool:
         """Return whether a voter that has not answered is still fetching the pieces of a round's large body.
 
-        A round with another ballot would make it fetch all of them again.
+        A round with another ballot would make that voter fetch all pieces again.
         """
         state, now = self.state, self.state.clock.now.seconds
         if len(round_.transaction.body) <= state.settings.inline_bytes or now - round_.since > TRAVELLING_MAX_S:

@@ -194,7 +194,7 @@ class Staging:
         pull = self.pulls.get(peer)
         size = None if pull is None else pull.arrived(digest, state.clock.now.seconds)
         if size is None:
-            return  # it arrived twice, or was never asked for
+            return  # the piece arrived twice, or was never asked for
         # A piece must have the right hash, because it may become a part of a vote.
         if data is None or len(data) != size or sha256(data).digest() != digest:
             self._drop_dependents(peer, digest)

@@ -17,7 +17,7 @@ class Times(NamedTuple):
 
 
 def times(
-    own: Times,  # its present times; they never go back
+    own: Times,  # the present times of the node, which never go back
     # For each other voter, closed and cut of its last report whose applied vector is covered here.
     words: Iterable[tuple[int, int]],
     majority: int,  # the number of voters that is a majority, this one included

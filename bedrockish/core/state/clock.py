@@ -146,7 +146,7 @@ class Clock:
         # A clock that only counts has no wall, so no other clock can be ahead of it.
         if not self.follows_wall:
             return 0
-        # If walls were set back, our own clock may be ahead of every wall; a clock up to ours moves no clock.
+        # If walls were set back, our own clock may be ahead of every wall; a clock that is not above ours moves none.
         ahead = milliseconds(clock) - max(self.believed_ms, milliseconds(self.value))
         return ahead if ahead > self.settings.clock_offset_ms else 0
 

@@ -145,7 +145,7 @@ class CommitWindow:
         Return False, without any effect, if the commit is here under another place: then ``add`` adds the new place.
 
         A repeat whose first place was dropped is left out as well: added with its second place alone, it would seem
-        unseen by each base that has only the first. It raises no floor, because its first place has done so.
+        unseen by each base that has only the first. Such a repeat raises no floor: its first place has.
         """
         if txid in self.known or self._packed_in(txid) is not None:
             return False

@@ -30,7 +30,7 @@ class Sent:
 class Assembling:
     """A message that has all its pieces, and is being put together."""
 
-    peer: str  # its sender
+    peer: str  # the sender of the message
     parts: tuple[Part, ...]
     # The clock up to which time could be closed when it was complete: a BEGIN with a later clock came in time.
     closable: int

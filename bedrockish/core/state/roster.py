@@ -177,8 +177,8 @@ class Roster:
     def certifies_reads(self) -> bool:
         """Whether our answer counts for a strict read: this node has to be a voter; it may be read-only.
 
-        This node knows every transaction that it has approved, and while it is read-only it approves no more. So it is
-        in no quorum of a commit that it does not know.
+        This node knows every transaction that it has approved, and while it is read-only it approves no more. So this
+        node is in no quorum of a commit that it does not know.
         """
         member = self.membership.members.get(self.me)
         return member is not None and member.voter and not self.barred and self.health.reads

@@ -239,8 +239,8 @@ class State:
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
         """Return a transaction other than ``own`` that has executed one of these commands already, or None.
 
-        It counts even if the base of the new transaction has it: the leader searched for it before the execution, and
-        did not find it.
+        That transaction counts even if it is in the base of the new one: the leader searched for it before the
+        execution, and did not find it.
         """
         for command in commands:
             key = command_key(command)

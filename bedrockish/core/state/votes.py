@@ -120,7 +120,7 @@ class Votes:
     def accept_rollback(self, txid: Txid) -> bool:
         """Accept a leader's rollback (ballot 1); return False if a higher ballot is promised."""
         if txid in self.outcomes or txid.leader == self.me:
-            return True  # it has ended; or it is our own, which stays pending until a majority accepts its rollback
+            return True  # the transaction has ended; or it is ours, and pending until a majority has accepted
         vote = self.of(txid)
         # A recovery may be about to commit the transaction because we hold it; our promise to it forbids the rollback.
         if vote.promised > 1:

@@ -45,7 +45,7 @@ class Finding:
     options: Options
     law: str
     story: str
-    digest: str  # of the events of the world, in hexadecimal
+    digest: str  # the digest of the world's events, in hexadecimal
     counts: Counter[str]
     seconds: float
 

@@ -12,7 +12,7 @@ SAME, DIFFERS, REFUSED = "as in SQLite", "differs", "refused"
 class Line(NamedTuple):
     """A line of the table."""
 
-    name: str  # as SQLite's documentation calls it
+    name: str  # the name of the statement or PRAGMA in SQLite's documentation
     verdict: str  # ``SAME``, ``DIFFERS`` or ``REFUSED``
     statements: tuple[str, ...]  # run in this order on a connection of their own; the verdict is about the last one
     how: str = ""  # the difference, or the reason of the refusal and the way out

@@ -19,7 +19,7 @@ from bedrockish_journal.model.anchor import FIRST, Anchor, Statement, line_hash,
 from bedrockish_journal.storage.store import open_readonly
 from bedrockish_journal.verify.anchored import Anchored, check_anchors, read_anchors
 
-TIMEOUT_S = 10.0  # for each node; a node that is behind is asked again until then
+TIMEOUT_S = 10.0  # seconds for one node; a node that is behind is asked again until they are over
 AGAIN_S = 0.1
 BEGINNING = b'{"statement": '  # the beginning of each line
 

@@ -15,10 +15,10 @@ TAB = 8
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The drawing of one kind of table."""
+    """The characters that draw one kind of table."""
 
-    # ``top``, ``under``, ``between`` and ``bottom``: its lines, as left end, filling, crossing and right end; empty: no
-    # such line.
+    # ``top``, ``under``, ``between`` and ``bottom``: the horizontal lines, each as its left end, filling, crossing and
+    # right end; empty: no such line.
     top: str
     under: str
     between: str

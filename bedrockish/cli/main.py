@@ -131,7 +131,7 @@ class Program(click.Group):
             status = _report(error)
         if _ENDED_BY:
             sys.stderr.flush()
-            signal.raise_signal(_ENDED_BY[0])  # its default action is set, so that the caller sees the signal
+            signal.raise_signal(_ENDED_BY[0])  # ``_end`` has set SIG_DFL: the caller sees the signal
         sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -170,7 +170,7 @@ class Session:
         except BaseException as error:
             assert self._open is not None
             self._open.fail(here, error)
-        if result is not None and result.rowcount >= 0:  # it writes
+        if result is not None and result.rowcount >= 0:  # the statement writes
             self._wrote = True
             self.changes += result.rowcount
             self.link.values.see((result,))
@@ -392,7 +392,7 @@ class Session:
             self._marks, self._began_by_mark = marks, by_mark
             self._unchecked, self._is_switched, self._changes_schema, self._wrote = flags
             self._replayed = list(log)
-            self._values = values  # not those that ``_begin`` has just saved: a failed attempt may have changed them
+            self._values = values  # ``_begin`` has just saved values that a failed attempt may have changed
             self.link.values.restore(values)
             try:
                 if all(self._repeats(opened, texts, told) for texts, told in log):
@@ -448,7 +448,7 @@ class Session:
                 self._open.commit(timeout=self.timeout_s)
             is_uncommitted = False
         finally:
-            if not self._open.is_open:  # it stays open after a broken deferred constraint, which the program can repair
+            if not self._open.is_open:  # open: a deferred constraint is broken, which the program can repair
                 self._is_uncommitted = is_uncommitted
                 self._forget()
 

@@ -27,7 +27,7 @@ class _Registering:
         if name.lower() in SAME:
             return False
         self.names.add(name.lower())
-        return self._connection is not None and self._connection.lacks(name)  # or it has its own
+        return self._connection is not None and self._connection.lacks(name)  # the program may have its own
 
     def create_function(
         self, name: str, narg: int, function: Callable[..., Any], *, deterministic: bool = False

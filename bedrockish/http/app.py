@@ -63,7 +63,7 @@ Handler = Callable[[Request], Awaitable[Reply]]
 
 
 def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate) -> tuple[Guard, Pipelines]:
-    """Return the guard that serves a node's requests, and its libSQL endpoints, whose ``watch`` the caller runs.
+    """Return the guard that serves a node's requests, and the libSQL endpoints; the caller has to run their ``watch``.
 
     Args:
         token: the bearer token that callers must send; empty: none is needed.

@@ -43,7 +43,7 @@ LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 PAGE_ROWS = 100
 POLL_S = 0.05
 WAIT_S_MAX = 300  # the longest wait of a long poll; a proxy would end a longer one
-IN_THREAD_VALUES = 2_000  # a transaction with at least so many values is written by a thread, as it takes milliseconds
+IN_THREAD_VALUES = 2_000  # a transaction with this many values or more takes milliseconds, so a thread writes it
 ALIVE_S = 10.0  # how often a waiting reader is sent its cursor, which shows that the node is alive
 OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
 
@@ -98,7 +98,7 @@ def read_asked(request: Request) -> Asked:
         raise UsageError("wait should be a number of seconds, and limit a number of transactions") from None
     if not 0 <= wait_s <= WAIT_S_MAX or not 0 <= limit < 1 << 31:
         raise UsageError(f"wait should be 0 to {WAIT_S_MAX:g} seconds, and limit a number of transactions from 0")
-    # A browser that connects again repeats the URL of its first request; the header has the event it has seen since.
+    # A browser that connects again repeats the URL of its first request; the header names the last event it got.
     after = request.headers.get("last-event-id") or given.get("after") or None
     return Asked(after, tables or None, follow == "true", wait_s, limit, given.get("hold"), as_events)
 

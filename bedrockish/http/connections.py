@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 64 << 10
 IDLE_S = 75.0  # seconds that a caller has for a whole head, and for each part of a body
-BODY_BYTES_S = 16 << 10  # a body must arrive within IDLE_S, and one second more for every so many bytes
+BODY_BYTES_S = 16 << 10  # a body of n bytes must arrive within IDLE_S + n / BODY_BYTES_S seconds
 LOOK_S = 1.0
 FAREWELL_S, FAREWELL_READS = 1.0, 64
 SAFETY = {  # on every reply: other sites cannot embed or read it, and browsers do not guess its type
@@ -60,10 +60,10 @@ class Connection:
         self._stream, self._serve, self._leaves = stream, serve, leaves
         self._plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
         self._parser = Parser(host_of(stream), self._read_body)
-        self._waits_since = math.inf  # when the write that waits for the caller began to wait
+        self._waits_since = math.inf  # time from which on a write has waited for the caller; inf: none waits
         self._request: Request | None = None  # the request that is being answered
         self._is_answered = self._is_last = False
-        self._since = 0.0  # when the head of the request had arrived
+        self._since = 0.0  # time at which the head of the request had arrived
         # When the connection is cut off unless more data arrive before, on trio's clock.
         self.until = trio.current_time() + IDLE_S
         self._serving = trio.CancelScope()
@@ -159,7 +159,7 @@ class Connection:
             nursery.start_soon(self._watch, nursery.cancel_scope)
             try:
                 async with aclosing(pieces):
-                    # First of all begin the generator: closed before that, it would not end the stream that it reads.
+                    # Begin the generator first: a generator that has not begun does not close its stream at its end.
                     piece = await anext(pieces, None)
                     head = head_of(reply, b"transfer-encoding: chunked\r\n" if is_chunked else b"", is_last=is_last)
                     self._is_answered = True
@@ -216,7 +216,7 @@ class Connection:
             raise trio.BrokenResourceError from error
 
     async def _end(self) -> None:
-        """End the connection; first read the caller's bytes, which would reset it before the caller has the answer."""
+        """End the connection; first read the caller's bytes: unread bytes would reset it, and the answer be lost."""
         is_read = self._request is not None and self._request.is_whole
         with trio.move_on_after(FAREWELL_S), suppress(*BROKEN):
             if self._stream is self._plain:

@@ -17,9 +17,9 @@ class Exported:
     """The result of an export."""
 
     size: int  # the size of the file, in bytes
-    vector: Vector  # the last tick of each timeline in it: it has all transactions up to these, and no others
-    clock: int  # the highest clock of a transaction in it
-    cursor: str  # the cursor at which the change feed continues after it
+    vector: Vector  # the vector of the file, which has exactly the transactions up to these ticks
+    clock: int  # the highest clock of a transaction in the file
+    cursor: str  # the cursor at which the change feed continues after the file
 
 
 async def export(url: str, path: Path) -> Exported:

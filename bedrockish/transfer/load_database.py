@@ -30,7 +30,7 @@ KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
 ROW_BYTES_MAX = 16 << 20  # less than a node takes as one transaction
 AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
 FINDINGS_MAX = 20
-LAYOUT = 3  # another number for each way to cut batches, so that no id stands for two sets of rows
+LAYOUT = 3  # changed with the way to cut batches, so that no command id stands for two sets of rows
 DEFER = "PRAGMA defer_foreign_keys = ON"
 VIRTUAL, SETTING = "virtual table", "setting of"
 REST_ORDER = (VIRTUAL, "index", "view", "trigger")

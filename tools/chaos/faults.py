@@ -272,7 +272,7 @@ class Faults:
         self.cluster.nodes.remove(node)
         self.former.append(node)
         self.counts["nodes that left"] += 1
-        while node.name in self._struck:  # noqa: ASYNC110  another fault has still to continue or start it
+        while node.name in self._struck:  # noqa: ASYNC110  another fault has still to continue or start the node
             await trio.sleep(0.1)
         await trio.sleep(LEAVE_S)
         if node.is_running and Published(str(node.database)).facts().mode <= READING:

@@ -22,7 +22,7 @@ from bedrockish.client.blocking_transaction import BlockingTransaction
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UnavailableError, pack_error, unpack_error
 from tools.cluster import ROOT, clean_environment
 
-DARK_S = 0.05  # between two checks whether the power is back
+DARK_S = 0.05  # pause between two checks whether the power is back, in seconds
 
 
 class Conversation:
@@ -58,7 +58,7 @@ class Program:
         self._dark = dark
         self._process: subprocess.Popen[bytes] | None = None
         self._url, self._is_open = "", False
-        self.database: Path | None = None  # the file that it has open, or None
+        self.database: Path | None = None  # the file that the process has open, or None
         self.token: bytes | None = None  # the session's token
 
     @property

@@ -19,7 +19,7 @@ from bedrockish_net.limits import Limits
 
 CHUNK = 1 << 16
 QUEUE_MAX = 4096  # frames under way in one connection; the reader waits when there are more
-Said = tuple[float, Kind, bytes]  # when a frame came, and the frame
+Said = tuple[float, Kind, bytes]  # the time at which a frame came, its kind and its bytes
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -100,7 +100,7 @@ class Line:
                 self._connections.discard(scope)
                 for one in (stream, out):
                     if one is not None:
-                        one.socket.close()  # without waiting, because this task may be cancelled
+                        one.socket.close()  # not awaited, because this task may be cancelled
 
     async def _join(self, stream: trio.SocketStream, out: trio.SocketStream) -> None:
         give, take = trio.open_memory_channel[Said](QUEUE_MAX)

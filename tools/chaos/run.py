@@ -39,7 +39,7 @@ class Plan:
     level: str = "info"  # the level of the nodes' logs
     # Whether clients are programs that open the file of their node, and read and execute in their own process.
     by_file: bool = False
-    # The faults last until so many writing transactions were acknowledged, but at most ten times ``seconds``.
+    # The faults last until this many writing transactions were acknowledged, but at most ten times ``seconds``.
     updates: int = 0
 
 
@@ -110,7 +110,7 @@ async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
                     asks: dict[str, AskRange] = {}
                     clients = []
                     for index, node in enumerate(cluster.nodes):
-                        # fails while a node restarts after the replacement of its damaged tables
+                        # This fails while a node restarts after the replacement of its damaged tables.
                         client = await stack.enter_async_context(open_client(cluster.url(index, only=True)))
                         asks[node.name] = ask_range(partial(client.upkeep, timeout=60.0))
                         clients.append(client)

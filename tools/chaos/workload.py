@@ -59,12 +59,12 @@ READ = {
     "r": "SELECT value, version FROM registers WHERE key = ?",
 }
 MOVE = "UPDATE owners SET box = box + 1, added = ?2 WHERE name = ?1"  # another way to append to a list of the sort j
-MOVES = 4  # one append in so many, to a list of the sort j, is a MOVE
+MOVES = 4  # one of this many appends to lists of the sort j is a MOVE
 HOT, COLD = 1, 4  # keys of each sort at a time; half of all steps go to the hot ones
 WRITES_MAX = 40  # writes to one key before a new key replaces it: ever-growing lists are slow to read
 CALL_S = 5.0
 THINK_S = 0.03  # the longest pause between two steps of a conversation
-MOVE_AFTER = 25  # operations, after which a session continues at another node
+MOVE_AFTER = 25  # number of operations after which a session continues at another node
 
 Caller = Client | Program
 Answer = tuple[str, list[Step], str]  # outcome, the steps with their results, a note

@@ -80,10 +80,10 @@ def add_time(graph: Graph, operations: Iterable[Operation]) -> None:
     events: list[tuple[float, bool, int]] = []
     for operation in operations:
         events.append((operation.begin, False, operation.id))
-        if operation.outcome == "ok":  # else it may take effect at any later time
+        if operation.outcome == "ok":  # any other operation may take effect later
             events.append((operation.end, True, operation.id))
     moment, used = 0, True
-    for _, is_end, id_ in sorted(events):  # at the same time, begins come first, because they are not after the end
+    for _, is_end, id_ in sorted(events):  # at the same time, begins come first: they are not after the end
         if not is_end:
             if moment:
                 graph.add_edge(moment, id_, **{TIME: ""})

@@ -56,7 +56,7 @@ class Databases:
         self._sweeper.execute("COMMIT")
 
     def url_of(self, database: Any) -> Any:
-        """Return the cluster's URL for a file's name, and empty the cluster for a new file; return others unchanged."""
+        """Return the cluster's URL for a file's name, and empty the cluster for a new file; return non-texts as is."""
         if not isinstance(database, str):
             return database
         if database == ":memory:" or database not in self._names:

@@ -24,7 +24,7 @@ READY_S = 120.0
 STOP_S = 30.0
 PROVIDER = "/usr/lib/galera/libgalera_smm.so"
 INSTALL = ("mariadb-install-db", "--no-defaults", "--skip-test-db", "--auth-root-authentication-method=normal")
-CONFLICTS = frozenset({1213, 1205, 1020, 1047, 1180})  # deadlock, lock timeout, changed row, node unready, at commit
+CONFLICTS = frozenset({1213, 1205, 1020, 1047, 1180})  # deadlock, lock timeout, changed row, unready node, COMMIT error
 WAYS_OUT = "install them: apt-get install mariadb-server galera-4 rsync; and pip install mysqlclient"
 
 

@@ -97,7 +97,7 @@ async def join_learner(cluster: LocalCluster) -> LocalNode:
     """Let a fourth node join, and return it when it has all rows.
 
     Raises:
-        DemoError: it lacks rows after ``READY_S`` seconds.
+        DemoError: the node lacks rows after ``READY_S`` seconds.
     """
     node = await cluster.join("D")
     if wrong := await cluster.wait_level(READY_S):
@@ -110,7 +110,7 @@ def peers(place: Path) -> Iterator[dict[str, str]]:
     """Run the other installed databases with the same rows; yield their addresses."""
     found = dict[str, str]()
     with ExitStack() as stack:
-        place.chmod(0o755)  # for their servers, which run as other users
+        place.chmod(0o755)  # the servers run as other users, and must enter
         with suppress(DemoError):
             driver()
             (place / "galera").mkdir()

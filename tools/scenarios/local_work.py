@@ -66,7 +66,7 @@ class Client:
     def __init__(self, engine: str, where: str, seed: int) -> None:
         self._luck = random.Random(seed)
         self._begin = "BEGIN IMMEDIATE" if engine == PLAIN else "BEGIN"
-        self._order = random.SystemRandom().getrandbits(40) << 20  # no other client or run has the same
+        self._order = random.SystemRandom().getrandbits(40) << 20  # no other client or run has the same orders
         self._db: Any
         if engine in (GALERA, POSTGRES):
             self._db = Peer(engine, where)

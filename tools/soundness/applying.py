@@ -98,7 +98,7 @@ class Node:
         self.sessions: list[TransactionWork] = []
 
     def entry(self, prepared: Prepared, isolation: str) -> Entry:
-        """Return the next entry of the node's timeline, with the transaction that an execution becomes."""
+        """Make the next entry of the node's timeline from an execution, and return the entry."""
         self.tick += 1
         self.world.clock += 1
         txid = Txid(self.world.clock, self.name)

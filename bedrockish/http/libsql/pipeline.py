@@ -47,7 +47,7 @@ class Pipelines:
     def __init__(self, node: Runtime, declared: DeclaredTypes, body: Body) -> None:
         self._node, self._declared, self._body = node, declared, body
         self._kept: dict[str, Kept] = {}
-        self._expiries: deque[tuple[float, str]] = deque()  # when each baton expires, in order
+        self._expiries: deque[tuple[float, str]] = deque()  # each baton, with its time to expire
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         """Return the endpoints by method and path, for versions 1 to 3."""

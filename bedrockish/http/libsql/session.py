@@ -327,7 +327,7 @@ class Session:
         return Result((), [])
 
     def _with_keys(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """Return statements, with PRAGMA foreign_keys = OFF before schema changes if only the stream has it set."""
+        """Return statements, after PRAGMA foreign_keys = OFF if they change the schema and only the stream has it."""
         changes = any(kind_of(statement.sql) == SCHEMA for statement in statements)
         if self._keys or not changes or (self._open is not None and (self._unchecked or self._is_switched)):
             return statements

@@ -48,7 +48,7 @@ class Step:
 
     statement: Statement
     want_rows: bool
-    # The condition, on the outcomes of earlier steps, under which it is run; None: it always is.
+    # The condition on the outcomes of earlier steps under which this step is run; None: it is run always.
     condition: Json | None = None
     problem: UsageError | None = None  # the error of a malformed statement, which is answered as the error of this step
 

@@ -23,7 +23,7 @@ HELD = pa.schema(
     [
         *((name, pa.string()) for name in ("node", "leader", "origin", "txid", "command", "kind")),
         *((name, pa.int64()) for name in ("seq", "tick", "clock")),
-        ("again", pa.bool_()),  # a second label of a transaction
+        ("again", pa.bool_()),  # whether the row is a second label of its transaction
         *((name, pa.binary()) for name in ("prev", "hash", "own")),
         ("cut", pa.int64()),
     ]
@@ -39,7 +39,7 @@ FACTS = pa.schema(
         *((name, pa.string()) for name in ("malformed", "shares", "unwritten")),
         *((name, pa.string()) for name in ("leader", "origin", "txid", "command", "kind", "adopted_from")),
         *((name, pa.int64()) for name in ("tick", "clock", "config", "safe", "ran_on", "activates")),
-        ("content", pa.binary()),  # digest of the body
+        ("content", pa.binary()),  # the digest of the body
         ("deps", _VECTOR),
         ("approvals", _VECTOR),
         ("commands", pa.list_(pa.string())),

@@ -56,7 +56,7 @@ def _with(finding: Finding, rows: list[Row]) -> Finding:
 
 
 def _rows(stack: ExitStack, feeds: dict[str, Feed], inputs: Inputs, node: str, finding: Finding) -> list[Row]:
-    """Return the rows that an entry changed, from one node's journal; one ``Row`` without a key if it changed none."""
+    """Return the rows that an entry changed, from one node's journal; one ``Row`` without a key if no row changed."""
     assert finding.leader is not None
     assert finding.tick is not None
     if node in inputs.exports:

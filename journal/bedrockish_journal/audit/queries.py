@@ -41,7 +41,7 @@ _NONE = "CAST(NULL AS STRING)"
 
 
 def _claims(law: str) -> str:
-    """Return the query for the claims of files that do not hold (``storage.file_claims``)."""
+    """Return the query for the claims that files make falsely (``storage.file_claims``)."""
     return _finding("s.text", f"FROM claim s WHERE s.law = '{law}'", txid=_NONE)
 
 

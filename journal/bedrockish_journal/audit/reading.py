@@ -196,10 +196,10 @@ class Reader:
                 yield Stored(applied_ms=0, **{**one, "repeat": int(one["repeat"])})
 
     def end(self) -> None:
-        """Read the end of each node's own timeline again, because a running node has written more since."""
+        """Read the end of each node's own timeline again, because a running node writes more after ``begin``."""
         rows = self.kept.rows["own_end"]
         for node, path in self.inputs.files.items():
             with open_feed(path) as feed:
                 rows.append((node, bounds(feed.ask).get(node, (0, 0))[1], "fault"))
-        for node, directory in self.inputs.exports.items():  # may be older than the files of other nodes
+        for node, directory in self.inputs.exports.items():  # an export may be older than other nodes' files
             rows.append((node, read_manifest(directory).vectors[node].get(node, 0), "information"))

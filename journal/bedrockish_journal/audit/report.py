@@ -13,7 +13,7 @@ class Finding(NamedTuple):
 
     check: str  # the law (``bedrockish_journal.model.laws``)
     level: str  # ``fault``, or ``information`` for a state that honest journals can show as well
-    node: str | None  # the nodes in whose files it was found, separated by commas
+    node: str | None  # the nodes in whose files the law is broken, separated by commas
     leader: str | None  # the timeline of the entry
     tick: int | None  # the tick of the entry
     txid: str | None  # the transaction

@@ -39,7 +39,7 @@ class View(NamedTuple):
     """A table that is derived from others."""
 
     name: str
-    sql: str  # its query
+    sql: str  # the query that makes the table
     kept: bool = False  # whether to materialize its rows, because several laws query them
 
 
@@ -176,7 +176,7 @@ def _snapshots(dialect: Dialect) -> list[View]:
             "CROSS JOIN leaders l) AS x) AS y WHERE eid IS NOT NULL AND upto IS NOT NULL",
         ),
         View("schemas", "SELECT DISTINCT clock, origin, activates, ran_on FROM good WHERE kind = 'schema'", kept=True),
-        # A change without an activation clock is in force from its commit on, which is another moment at each node.
+        # A change without an activation clock is in force once its entry is applied: at each node at another moment.
         View(
             "first_schema", "SELECT min(ran_on) AS version, min(activates) AS activates, count(*) AS many FROM schemas"
         ),
@@ -243,7 +243,7 @@ def _transactions(dialect: Dialect) -> list[View]:
             "met",
             "SELECT later, earlier, obj FROM met_at_point UNION ALL SELECT later, earlier, obj FROM met_in_range "
             "UNION ALL SELECT later, earlier, obj FROM met_in_members",
-            kept=True,  # queried twice, with all tables that it is derived from
+            kept=True,  # two queries read it; each would compute all tables from which it is derived
         ),
         View(
             "seen",

@@ -53,7 +53,7 @@ PAGE = f"""{_NEXT},
 UNION ALL SELECT 1, clock, origin, leader, tick, body, failure FROM page WHERE number > 0
 ORDER BY 1, 2, 3
 """
-# For a transaction that is too long for PAGE, which copies a body dozens of times: its place, and then its body.
+# For a transaction too long for PAGE, which copies a body dozens of times: the query of its place, and of its body.
 PLACE = f"""{_NEXT}
 {_HEAD}
 UNION ALL SELECT 1, at, next.origin, j.leader, j.tick, iif(j.seq IS NULL, NULL, x''), failure
@@ -142,11 +142,11 @@ class Committed:
     # along the feed.
     clock: int
     leader: str  # the leader that began the transaction
-    place: tuple[str, int]  # its timeline and tick in the journal
+    place: tuple[str, int]  # the transaction's timeline and tick in the journal
     command: str  # the client's id of the command
     joined: tuple[str, ...]  # the ids of further commands that were executed after it in the same transaction
     kind: str  # ``rows``, ``schema`` or ``members``
-    # The rows that it changed, in the order of the changes, with the whole row before and after.
+    # The changes of rows, in the order in which they happened, with the whole row before and after.
     changes: tuple[Change, ...]
     statements: tuple[str, ...]  # the statements of a schema change; empty if the change failed on the data
     after: dict[str, int]  # the vector that the transaction had seen
@@ -199,12 +199,12 @@ class Feed:
         return PLACE, (self.cursor.clock, self.cursor.leader, 1)
 
     def question_of_body(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]] | None:
-        """Return the query for the body that an answer to ``question_of_one`` lacks; None if it lacks none."""
+        """Return the query for the body that an answer to ``question_of_one`` leaves out; None without such a body."""
         return (BODY, tuple(rows[1][3:5])) if len(rows) > 1 and rows[1][5] is not None else None
 
     def filled(self, rows: Sequence[tuple[Any, ...]], bodies: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """Return the answer to ``question_of_one`` with the body from ``question_of_body``, as rows for ``take``."""
-        body = bodies[0][0] if bodies else None  # None: it was removed in the meantime
+        body = bodies[0][0] if bodies else None  # None: the entry was removed in the meantime
         return [rows[0], (*rows[1][:5], body, *rows[1][6:])]
 
     def take(self, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
@@ -260,7 +260,7 @@ class Feed:
 
 
 def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction, failure: str = "") -> Committed:
-    """Return a transaction at its place in the journal in the form of the feed.
+    """Return, in the form of the feed, the transaction of an entry of the journal.
 
     ``failure`` is the reason why the data forbade a schema change.
     """

@@ -31,11 +31,11 @@ LAST_CLOCK = (1 << 64) - 1
 READS, WRITES = "read_points", "write_points"
 MANY = 1_000  # a set with more single keys caches them sorted, to find those in a range by bisection
 
-PIECE = 5_000  # keys that are sorted at once
+PIECE = 5_000  # keys that ``_sorted_in_steps`` sorts in one step
 
 
 def clock_key(clock: int) -> bytes:
-    """Return the key that a transaction reads for its clock, so that it conflicts with schema changes in force then."""
+    """Return the key that a transaction reads for its clock; a schema change in force at that clock writes it."""
     return _CLOCKS + clock.to_bytes(8)
 
 
@@ -173,7 +173,7 @@ def _sorted_in_steps(points: Iterable[bytes]) -> list[bytes]:
 
 
 def _is_order(points: list[bytes]) -> bool:
-    """Return whether there are more than ``MANY`` keys, in rising order."""
+    """Return whether a list has more than ``MANY`` keys in rising order, and so can be cached as a sorted list."""
     return len(points) > MANY and all(map(lt, points, islice(points, 1, None)))
 
 
@@ -209,8 +209,8 @@ def written_in(writer: AccessSet, other: AccessSet) -> bytes | None:
 def conflict(left: AccessSet, right: AccessSet) -> bytes | None:
     """Return a key on which two transactions conflict, or None if they commute.
 
-    They conflict if one writes a key that the other reads or writes. If they are swapped, another one of several keys
-    may be returned.
+    They conflict if one writes a key that the other reads or writes. If there are several such keys,
+    ``conflict(right, left)`` may return another key.
     """
     if (
         left.write_points.isdisjoint(right.write_points)

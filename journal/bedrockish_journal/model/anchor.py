@@ -36,7 +36,7 @@ class Statement:
     number: int  # the number of the anchor in its file, from 1
     previous: str  # the SHA-256 of the line before the anchor, in hexadecimal; ``FIRST`` for the first anchor
     wall_ms: int  # milliseconds since 1970 by the wall clock of the program that requested the anchor
-    clock: int  # the safe clock of the node that was asked: no new commit can get a clock up to this one
+    clock: int  # the safe time of the node that was asked: no further commit can get a clock up to it
     founders: str  # the SHA-256 of the membership of the founders, in hexadecimal
     members: int  # the version of the membership in force
     voters: tuple[str, ...]  # the names of the voters of that membership, sorted
@@ -156,7 +156,7 @@ def _read_line(line: bytes) -> Anchor:
 
 
 def line_hash(line: bytes) -> str:
-    """Return the hash of a line, without its newline, that the next anchor contains."""
+    """Return the hash of a line without its newline; the next anchor contains this hash."""
     return sha256(line).hexdigest()
 
 

@@ -144,8 +144,8 @@ def decode_change_columns(data: bytes) -> ChangeColumns:
 
 
 def decode_changes_in_pieces(data: bytes) -> Iterator[list[Change]]:
-    """Yield the changes that ``decode_changes`` returns in pieces, which blocks other threads only briefly and needs
-    little memory.
+    """Yield, piece by piece, the changes that ``decode_changes`` returns as one list; this blocks other threads only
+    briefly, and needs little memory.
 
     Raises:
         EntryMalformedError: the bytes are not a list of changes; the error may come after the first pieces.
@@ -242,12 +242,12 @@ def _malformed(data: bytes, error: Exception) -> EntryMalformedError:
 
 
 def encode_statements(statements: Sequence[str]) -> bytes:
-    """Return the canonical bytes of a schema change whose statements all are a ``do`` without ``told``."""
+    """Return the canonical bytes of a schema change of statements of the kind ``do``, each without ``told``."""
     return cbor2.dumps(list(statements))
 
 
 def encode_steps(steps: Iterable[Step]) -> bytes:
-    """Return the canonical bytes of a schema change: a text for a ``do`` without ``told``, else [text, kind, told]."""
+    """Return the canonical bytes of a schema change: [text, kind, told] for each step, a plain ``do`` as its text."""
     return cbor2.dumps(
         [step.sql if step.kind == DO and not step.told else [step.sql, step.kind, step.told] for step in steps]
     )
@@ -275,7 +275,7 @@ def _step(sql: object, kind: object, told: object) -> Step:
 
 
 def decode_statements(data: bytes) -> list[str]:
-    """Return the statements of a schema change of the kind ``do``, in order; the others do not change a copy's tables.
+    """Return the statements of the kind ``do`` in a schema change, in order; the other kinds change no tables.
 
     Raises:
         EntryMalformedError: the bytes are not a schema change.

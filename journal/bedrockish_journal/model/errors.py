@@ -38,7 +38,7 @@ class ReplayBlockedError(JournalError):
 
     Attributes:
         blocked: places (leader, tick) of the entries that cannot be applied.
-        missing: places of entries that they need and that are in none of the given journals.
+        missing: places of entries that the blocked ones need, and that none of the given journals has.
     """
 
     def __init__(self, blocked: list[tuple[str, int]], missing: list[tuple[str, int]]) -> None:

@@ -22,9 +22,9 @@ class Member:
     """A member of the cluster."""
 
     node: str  # the name of the member
-    address: str  # ``host:port`` at which it listens
-    voter: bool = True  # whether it approves transactions; a learner only applies them
-    store: str = ""  # the random id of its file; empty until it is known
+    address: str  # ``host:port`` at which the member listens
+    voter: bool = True  # whether the member approves transactions; a learner only applies them
+    store: str = ""  # the random id of the member's file; empty until known
 
 
 READER, WRITER, OWNER, ADMIN = 1, 2, 3, 4
@@ -48,7 +48,7 @@ class Membership:
     members: Mapping[str, Member]  # the members, by name
     cluster_id: str = ""  # the random id that the cluster got at its founding
     level: int = LEVEL  # the release level that every member understands, see ``levels``
-    # Timelines of former members that vectors omit, each with the first version under which they do.
+    # Timelines of former members that vectors omit, each with the first membership version whose vectors omit it.
     retired: Mapping[str, int] = field(default_factory=dict)
     # The users of the cluster, by name; None for a removed user.
     users: Mapping[str, UserSaid | None] = field(default_factory=dict, repr=False)

@@ -55,12 +55,12 @@ def _wrong_secrets(old: Membership, new: Membership) -> Iterator[str]:
         if before is None or before.secret != user.secret:
             if user.number != new.version:
                 yield f"has a new password of the user {name}, and says that membership {user.number} made it"
-        elif user.number not in (before.number, new.version):  # the new version if it set the same hash again
+        elif user.number not in (before.number, new.version):  # ``new`` may have set the same hash again
             yield f"says that membership {user.number} made the password of the user {name}, not {before.number}"
 
 
 def _changed_members(old: Membership, new: Membership) -> list[str]:
-    """Return the members that changed; a member and the one that replaces it are one item."""
+    """Return the members that changed; a removed member and the new member in its place are one item."""
     before, after = old.members, new.members
     gone, come = before.keys() - after.keys(), after.keys() - before.keys()
     changed = [f"member {node}" for node in sorted(before.keys() & after.keys()) if _differs(before[node], after[node])]
@@ -72,7 +72,7 @@ def _changed_members(old: Membership, new: Membership) -> list[str]:
 def _differs(old: Member, new: Member) -> bool:
     """Return whether a member changed.
 
-    A first id of its file does not count, because any membership change records the ids that its leader has learned.
+    A first file id does not count: each membership change records the file ids that its leader has learned.
     """
     return (old.address, old.voter) != (new.address, new.voter) or (old.store not in ("", new.store))
 

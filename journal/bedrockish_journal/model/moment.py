@@ -25,11 +25,11 @@ _PLACE = re.compile(r"([^:,]+):([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment, by a clock or by a vector; the other one of the two is None."""
+    """A moment, given as a clock or as a vector; the other field is None."""
 
     text: str  # the moment as typed
     clock: int | None = None  # the last clock that is included
-    # The last included tick of each timeline; a timeline that it does not name is not included.
+    # The last included tick of each timeline; of a timeline that the vector does not name, no entry is included.
     vector: Vector | None = None
 
     def has(self, entry: Entry) -> bool:

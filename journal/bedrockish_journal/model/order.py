@@ -79,12 +79,12 @@ def interleave(
 
 
 class _Interleaving(Generic[P]):
-    """The state of ``interleave``: the head of each timeline, its next entry, is ready or waits for one tick."""
+    """The state of ``interleave``: the next entry of each timeline, its head, is ready or waits for one tick."""
 
     def __init__(self, timelines: Mapping[str, Iterator[P]], draw: Callable[[], float], start: Vector) -> None:
         self.timelines, self.draw, self.applied = timelines, draw, dict(start)
         self.heads: dict[str, P] = {}
-        self.needs: dict[str, list[Place]] = {}  # timeline -> unchecked places before its head
+        self.needs: dict[str, list[Place]] = {}  # timeline -> places that its head needs, not checked yet
         self.ready: list[str] = []  # timelines whose head may be applied
         self.waiting: dict[Place, list[str]] = {}  # timelines whose head waits for a tick
 

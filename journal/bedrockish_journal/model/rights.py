@@ -35,7 +35,7 @@ def greatest(user: UserSaid) -> int:
 
 
 def lacking(said: Membership | None, transaction: Transaction) -> str | None:
-    """Return which user of a transaction lacks which right by its membership, as the end of a sentence; None if none.
+    """Return which user lacks the role for which command's work, as the end of a sentence; None if all users have it.
 
     A user that no membership names comes from a node's configuration, and the journal does not have its rights.
     """

@@ -144,11 +144,11 @@ def _joined(value: object) -> tuple[tuple[str, bytes], ...]:
 class Transaction:
     """A transaction X that was executed and is not yet committed."""
 
-    txid: Txid  # its temporary name; ``txid.clock`` is clock(X), fixed at BEGIN
+    txid: Txid  # the temporary name of X; ``txid.clock`` is clock(X), fixed at BEGIN
     base: Vector  # the leader's applied vector at the snapshot X ran on; becomes the entry's ``after``
     safe: int  # the leader's safe time at that snapshot
     schema: int  # version of the schema that X ran on
-    config: int  # version of the membership in base(X); its quorum is counted by that membership
+    config: int  # version of the membership in base(X), by which the quorum of X is counted
     command: str  # the client's id of the command; two executions of one command always conflict
     isolation: str  # ``serializable`` or ``snapshot``
     kind: str  # ``rows``, ``schema`` or ``members``: the form of ``changes``

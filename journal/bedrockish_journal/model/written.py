@@ -59,7 +59,7 @@ class _Written:
         return key in self._points or any(low <= key < high for low, high in self._ranges)
 
     def has_values(self, row: Row) -> bool:
-        """Return whether a row WITHOUT ROWID may be in the write set: by a range, or by having all values of a key."""
+        """Return whether a row WITHOUT ROWID may be in the write set: in a range, or with all values of a key."""
         if self._whole or any(low < self._prefix + b"\xff" and self._prefix < high for low, high in self._ranges):
             return True
         if self._keys is None:
@@ -71,7 +71,7 @@ class _Written:
 
 
 def _folded(value: Any) -> Any:
-    """Return a value folded for comparison with keys: collations fold case and blanks, and numbers have no type."""
+    """Return a value as in a key of any collation: a text without case and trailing blanks, and NaN as None."""
     if isinstance(value, str):
         return value.rstrip(" ").lower().encode(errors="surrogatepass").partition(b"\0")[0], str
     if isinstance(value, float) and value != value:

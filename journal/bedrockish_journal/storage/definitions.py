@@ -1,4 +1,4 @@
-"""Definitions that are run again to learn the columns of tables, also of virtual tables of every replicated module.
+"""Runs definitions again to learn the columns of tables, including virtual tables of every replicated module.
 
 Python's ``sqlite3`` reads a journal's file, and cannot tell the columns of a virtual table whose module it lacks: vec0,
 vec1, often geopoly. Such a definition is run in a private in-memory database of apsw, which has the modules. A second

@@ -22,7 +22,7 @@ class DrawnIds:
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._full: set[str] = set()
-        self._met = False  # whether a table held the highest rowid in this transaction
+        self._met = False  # whether a table has had a row with the highest rowid since this object was made
         # A table into which a row with a drawn rowid may have been inserted; empty if there was no such insert.
         self.table = ""
         self._read_tables()

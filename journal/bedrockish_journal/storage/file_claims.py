@@ -18,7 +18,7 @@ from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 Ask = Callable[[str, tuple[Any, ...]], Iterable[Sequence[Any]]]
 SHOWN_MAX = 20  # findings of each kind
 
-# A running node shows its own tables only to a statement with their name in its text, and not in a parameter.
+# A running node shows one of its own tables only to a statement whose text has the table's name: no ``?`` here.
 _HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = '{}'"
 _META = "SELECT value FROM bedrockish_meta WHERE key = ?"
 _MARKED = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
@@ -42,7 +42,7 @@ class Mark(NamedTuple):
 
     leader: str  # the timeline
     tick: int  # the last tick that was removed
-    hash: bytes  # the hash of its entry, which the next entry continues
+    hash: bytes  # the hash of the entry at ``tick``; the ``prev`` of the next entry
     # ``clock`` and ``origin``: the greatest (clock, origin) of a removed transaction.
     clock: int
     origin: str
@@ -99,7 +99,7 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
 
 
 def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, Claim]]:
-    """Yield node and claim for each claim that differs between the files and has to be the same."""
+    """Yield node and claim for each claim that has to be the same in all files, and is not."""
     said = {node: one.began_with for node, one in files.items() if one.began_with is not None}
     if len(set(said.values())) > 1:
         texts = ", ".join(f"{count} in the file of {node}" for node, count in sorted(said.items()))
@@ -130,7 +130,7 @@ def memberships(ask: Ask) -> Iterator[tuple[str | None, int | None, Membership]]
 
 
 def removed_memberships(kept: object) -> dict[str, list[tuple[int, bytes]]]:
-    """Return, by timeline, tick and content of the memberships whose entries were removed; ``kept`` is their record.
+    """Return timeline -> (tick, content) of each membership whose entry was removed; ``kept`` is the file's record.
 
     Raises:
         EntryMalformedError: the record is malformed.
@@ -145,7 +145,7 @@ def removed_memberships(kept: object) -> dict[str, list[tuple[int, bytes]]]:
 
 
 def _bytes(value: object) -> bytes:
-    if not isinstance(value, bytes):  # ``bytes`` would make as many zeros as an integer says
+    if not isinstance(value, bytes):  # ``bytes(5)`` would be five zero bytes
         raise TypeError(f"a {type(value).__name__} in place of bytes")
     return value
 

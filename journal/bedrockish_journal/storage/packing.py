@@ -227,7 +227,7 @@ def next_run(db: Connection, upto: Mapping[str, int], clock: int, begin: dict[st
 
 
 def _next_run(db: Connection, leader: str, begin: int, last: int, clock: int) -> tuple[Run | None, int]:
-    """Return the next run of a timeline from a tick on, or None, and the tick from which to search next."""
+    """Return the next run of a timeline from a tick on, or None; and the tick at which the next search has to begin."""
     entries: list[Four] = []
     size, first = 0, begin
     rows = db.execute(_CANDIDATES, (leader, begin, last))

@@ -61,7 +61,7 @@ def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[st
 
     Args:
         clock: no transaction with a later clock is removed.
-        held: no tick above this vector is removed; a timeline that it lacks counts as 0. None: no such limit.
+        held: no tick above this vector is removed; a timeline that the vector lacks keeps all entries. None: no limit.
     """
     found = {}
     leaders = [leader for (leader,) in db.execute("SELECT leader FROM bedrockish_journal GROUP BY leader")]
@@ -133,15 +133,15 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
                 ELSE origin END""",
         (leader, upto, last),
     )
-    # The feed has a schema change at the clock at which it comes into force, which is later than its own clock.
+    # The feed places a schema change at its activation clock, which is later than the clock of its transaction.
     changes: list[Any] = db.execute(f"SELECT prev, label, body {where} AND kind = ?", (leader, upto, SCHEMA)).fetchall()
     for row in changes:
         transaction = decode_entry(*row).transaction
         later = (transaction.activates, transaction.txid.leader)
         query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
         db.execute(query, (*later, leader))
-    for row in db.execute(f"SELECT prev, label, body {where} AND repeat = 0", (leader, upto)):  # one after the other
-        with suppress(EntryMalformedError):  # a damaged pack has only its ids, in the columns below
+    for row in db.execute(f"SELECT prev, label, body {where} AND repeat = 0", (leader, upto)):  # never all in memory
+        with suppress(EntryMalformedError):  # of a damaged pack, the statement below keeps the ids
             _keep_commands(db, decode_entry(*row).transaction)
     db.execute(
         f"""INSERT OR IGNORE INTO bedrockish_past(command, clock, origin)

@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS bedrockish_schema(
   statements TEXT NOT NULL
 )
 """
-_LATEST = "SELECT activates, state FROM bedrockish_schema ORDER BY version DESC LIMIT 2"  # at most one is scheduled
+_LATEST = "SELECT activates, state FROM bedrockish_schema ORDER BY version DESC LIMIT 2"  # at most 1 change waits
 
 
 class Standing(NamedTuple):
@@ -64,7 +64,7 @@ def scheduled(db: apsw.Connection) -> Transaction | None:
 
 
 def clocks(db: apsw.Connection) -> tuple[int, int | None]:
-    """Return the clock from which on the present schema is in force, and that of a scheduled change, None without one.
+    """Return the clocks from which on the present schema and the next one are in force; None if no change is scheduled.
 
     The first clock is 0 if no change is recorded.
     """

@@ -20,7 +20,7 @@ Heads = dict[str, tuple[int, bytes]]
 
 
 def ends(db: apsw.Connection) -> Heads:
-    """Return the last tick of every timeline and its hash, including timelines of which only a mark is left."""
+    """Return the last tick of every timeline and its entry's hash; of some timelines only a mark is left."""
     return {leader: (mark.tick, mark.hash) for leader, mark in marks(db).items()} | store.heads(db)
 
 
@@ -61,7 +61,7 @@ class Segment:
 
         Args:
             entries: the next entries of each timeline, by rising tick.
-            safe: the clock up to which the segment has all commits after that.
+            safe: the clock up to which the segment has all commits once the entries are in it.
             voids: keys for ``bedrockish_meta``, each for a transaction that an operator had all members skip.
             applied_ms: the Unix time to store with the entries, in milliseconds.
 

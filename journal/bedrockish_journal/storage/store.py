@@ -211,7 +211,7 @@ def size(db: apsw.Connection, leader: str, first_tick: int, most: int) -> tuple[
 
 
 def heads(db: apsw.Connection) -> dict[str, tuple[int, bytes]]:
-    """Return the last tick and its hash of every timeline. The cost grows with the leaders, not with the entries."""
+    """Return every timeline's last tick and its entry's hash. The cost grows with the leaders, not with the entries."""
     return {leader: (tick, digest) for leader, tick, digest in db.execute(_HEADS)}
 
 
@@ -227,7 +227,7 @@ def find_command(db: apsw.Connection, command: str) -> Entry | None:
 
 
 def command_txid(db: apsw.Connection, command: str) -> Txid | None:
-    """Return the txid of the transaction that executed a client's command, even if its entry was removed; or None."""
+    """Return the txid of the transaction that executed a client's command, or None; removed entries count, too."""
     row = db.execute(_COMMAND_TXID, (command,)).fetchone()
     return None if row is None else Txid(*row)
 
@@ -235,19 +235,19 @@ def command_txid(db: apsw.Connection, command: str) -> Txid | None:
 def removed_command(db: apsw.Connection, command: str) -> tuple[str | None, bytes] | None:
     """Return the user of a command whose entry was removed, and the digest of its request; None for any other command.
 
-    The user is None if it is unknown or no user was required. The digest is empty if it is unknown.
+    The user is None if unknown, or if no user was required. The digest is empty if unknown.
     """
     found: tuple[str | None, bytes] | None = db.execute(_REMOVED_COMMAND, (command,)).fetchone()
     return found
 
 
 def find_places(db: apsw.Connection, txid: Txid) -> list[tuple[str, int]]:
-    """Return the places of a transaction, in the order applied, without reading its body, which may be large."""
+    """Return the places of a transaction in the order in which they were applied. Its body is not read."""
     return [(leader, tick) for leader, tick in db.execute(_PLACES, tuple(txid))]
 
 
 def find_txid(db: apsw.Connection, txid: Txid) -> list[Entry]:
-    """Return the entries of a transaction in the order applied, one for each of its labels."""
+    """Return the entries of a transaction, one for each label, in the order in which this node applied them."""
     return [hashed_entry(*row) for row in db.execute(_TXID, tuple(txid))]
 
 

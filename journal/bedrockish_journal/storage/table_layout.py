@@ -31,7 +31,7 @@ class Table:
     primary: tuple[str, ...]  # names of the primary key's columns, in the key's order
     rowid: str | None  # a name of the rowid in SQL; None for a table WITHOUT ROWID
     alias: str | None  # the INTEGER PRIMARY KEY column, which is the rowid itself; None if the table has no such column
-    # Column -> the SQL expression with a parameter for its value, where a plain ``?`` will not do.
+    # Column -> the SQL expression around the parameter for its value, such as ``vec_int8(?)``; only where needed.
     marks: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -162,7 +162,7 @@ class Applier:
             }
             if table.rowid is not None:
                 row.pop(quote(table.alias or ""), None)
-                # SET takes 2,000 columns, so an UPDATE names the rowid only where it changes.
+                # SET takes 2,000 columns, so an UPDATE that changes columns names the rowid only if the rowid changes.
                 if change.op == INSERT or change.rowid_after != change.rowid or not row:
                     row[table.key_columns[0]] = change.rowid_after
             elif not row:  # no column changed; an UPDATE still checks that the row exists

@@ -65,7 +65,7 @@ class _Training:
     """The aggregate ``vec1_train``: collects the vectors, and calls vec1's own function if it will take little time.
 
     Raises:
-        apsw.SQLError: by both methods: the training would take too long.
+        apsw.SQLError: in ``step`` and ``final``: the training would take too long.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _Training:
         self._bytes = 0
 
     def step(self, *given: Any) -> None:
-        """Add a vector, with options, of which only those of the first row are used."""
+        """Add a vector. Its options are used only if it is the first vector."""
         vector, *options = given
         self._bytes += len(vector) if isinstance(vector, str | bytes) else 0
         if len(self._vectors) == TRAINING_VECTORS or self._bytes > TRAINING_BYTES:
@@ -112,7 +112,7 @@ class _Training:
         try:
             codes = int(found.get("codesize") or 0)
         except (OverflowError, TypeError, ValueError):
-            codes = 0  # vec1 refuses it
+            codes = 0  # vec1 itself refuses such a code size
         if codes * len(self._vectors) > TRAINING_CODES:
             raise apsw.SQLError(
                 f"vec1_train() takes {TRAINING_CODES // codes} vectors at most for codes of {codes} bytes; train on a "

@@ -88,7 +88,7 @@ class VirtualTable:
 
     @property
     def key(self) -> tuple[str, bool]:
-        """Name of a vec0 table's primary key, and whether it is a text; an empty name if it has no primary key."""
+        """Name of a vec0 table's primary key, and whether the key is a text; an empty name without a primary key."""
         for words in self._columns_of_vec0():
             if [word.lower() for word in words[2:]] == ["primary", "key"]:
                 return words[0], words[1].lower() == "text"
@@ -96,12 +96,12 @@ class VirtualTable:
 
     @property
     def marks(self) -> dict[str, str]:
-        """Column -> the SQL expression with a parameter for its value, where a plain ``?`` will not do."""
+        """Column -> the SQL expression around the parameter for its value, as ``vec_int8(?)``; only where needed."""
         return {words[0]: _MADE_BY[kind] for words in self._columns_of_vec0() if (kind := words[1].lower()) in _MADE_BY}
 
     @property
     def names_rowid(self) -> bool:
-        """Whether an INSERT names the rowid next to the columns; vec0 has it as a column, or has a key instead."""
+        """Whether an INSERT names the rowid next to the columns; vec0 lists it as a column, or has a key."""
         return self.module != VEC0
 
     def _columns_of_vec0(self) -> Iterator[list[str]]:

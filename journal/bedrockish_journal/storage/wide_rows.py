@@ -63,7 +63,7 @@ def _lockstep(
 def _as_bytes(
     db: apsw.Connection, columns: Sequence[str], rest: str, values: Sequence[Any]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of ``select``, with texts decoded here."""
+    """Yield the rows of ``select``; read texts as bytes and decode them here, because some are not UTF-8."""
     encoding = str(db.pragma("encoding"))
     pairs = [
         f"typeof({one}), CASE typeof({one}) WHEN 'text' THEN CAST({one} AS BLOB) ELSE {one} END" for one in columns

@@ -30,7 +30,7 @@ class Beginning:
 
     # The file with whose tables the replay begins; None: the replay begins with an empty database.
     source: Source | None = None
-    # The last tick of each timeline that is in the tables, and its hash.
+    # The last tick of each timeline that is in the tables, and the hash of its entry.
     heads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     waiting: Entry | None = None  # the schema change that is committed in the file and not yet in force
     latest: int = 0  # the greatest clock in the file
@@ -64,7 +64,7 @@ class Beginning:
 
 
 def begin_with(source: Source) -> Beginning:
-    """Return where a replay begins that starts with the tables of a node's file instead of an empty database."""
+    """Return the beginning of a replay that starts with the tables of a node's file, not with an empty database."""
     path, db = source
     try:
         change = scheduled(db)

@@ -58,7 +58,7 @@ class Chains:
 
 
 def check_run(rows: Iterable[Stored], node: str = "") -> list[Finding]:
-    """Return the faults of a run of entries that begins at tick 1 of each of its timelines."""
+    """Return the faults of entries in their order; each of their timelines begins at tick 1."""
     chains = Chains(node)
     return [finding for row in rows for finding in chains.check(row)]
 

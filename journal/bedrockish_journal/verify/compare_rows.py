@@ -15,7 +15,7 @@ UNREADABLE = "a page that cannot be read"
 
 @value
 class Difference:
-    """A row that differs between nodes, although every transaction that has written it is applied at all of them."""
+    """A row that differs between nodes, although all of them have applied all transactions that have written it."""
 
     table: str  # the table; empty for the definition of a table or an index
     key: str  # the row's key as text
@@ -87,7 +87,7 @@ def compare(table: str, answers: Mapping[str, RangeDigest], members: int) -> Com
 
 
 def minority(rows: Mapping[str, str], members: int) -> tuple[str, ...]:
-    """Return the nodes whose row differs from the one of most members; none without such a majority."""
+    """Return the nodes whose row differs from the row of most members; no node if no majority has equal rows."""
     row, count = Counter(rows.values()).most_common(1)[0]
     if 2 * count <= members:
         return ()

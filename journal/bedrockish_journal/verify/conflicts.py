@@ -67,7 +67,7 @@ class Conflicts:
         txid = entry.txid
         numbers = (*entry.after.values(), entry.tick, txid.clock, entry.transaction.config)
         if max(numbers) > _TICK_MAX:
-            return  # no node counts so far: other laws report the altered number
+            return  # a number too large for any node was altered; other laws report it
         leader = self._leader(entry.leader)
         self._db.execute(_NEW, tuple(txid))
         if self._db.changes():
@@ -131,7 +131,7 @@ class Conflicts:
             yield self._finding(files, later, earlier, key)
 
     def _at_keys(self, horizon: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield pairs of transactions that conflict at a single key: a write and the last write or a read before it."""
+        """Yield (later, earlier, key) of conflicts at one key: an access after a write, or a write after a read."""
         key: bytes | None = None
         wrote, reads = 0, array("Q")
         rows: Iterator[tuple[bytes, int, int]] = self._db.execute(_KEYS, (horizon,))
@@ -152,7 +152,7 @@ class Conflicts:
 
     def _in_ranges(self, horizon: int) -> Iterator[tuple[int, int, bytes | None]]:
         """Yield pairs of transactions that conflict in a range; the key is None if one changes the membership."""
-        ends: list[list[int]] = [[0, 0] for _ in self._saw]  # timeline -> last ticks without and with ranges
+        ends: list[list[int]] = [[0, 0] for _ in self._saw]  # timeline -> last ticks, by ``_wide`` (0 or 1)
         for (number,) in self._db.execute(_ORDER, (horizon,)):
             for earlier in sorted(self._concurrent(number, ends)):
                 if number in self._changes_members or earlier in self._changes_members:

@@ -116,7 +116,7 @@ def _key_text(values: Iterable[Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value that ``select`` yielded as an SQL literal."""
+    """Return the SQL literal of a value that ``select`` yielded."""
     if isinstance(value, list):  # a text that is not UTF-8
         _, data = value
         return value_as_sql(data.decode("utf-8", "backslashreplace"))

@@ -31,12 +31,12 @@ class Drill:
     """The result of the drill of one file."""
 
     path: str  # the backup
-    faults: list[str] = field(default_factory=list)  # its faults; if empty, a cluster can be founded from it
-    entries: int = 0  # the number of entries in its journal
-    complete: int = 0  # the clock up to which it has every commit
-    latest: int = 0  # the greatest clock in it
-    digest: str = ""  # the digest of the database that was restored from it
-    # The reason why its tables could not be compared with a replay of its journal; empty if they were.
+    faults: list[str] = field(default_factory=list)  # faults; if empty, a cluster can be founded from the backup
+    entries: int = 0  # the number of entries in the backup's journal
+    complete: int = 0  # the clock up to which the backup has every commit
+    latest: int = 0  # the greatest clock in the backup
+    digest: str = ""  # the digest of the restored database
+    # The reason why the restored tables were not compared with a replay of the journal; empty if they were compared.
     unproven: str = "it was not restored"
 
 

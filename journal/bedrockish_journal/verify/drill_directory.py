@@ -43,15 +43,15 @@ class _File:
     """A snapshot or a segment as it was when the drill began; the last segment may grow during the drill."""
 
     path: Path
-    begins: Vector  # the tick of each timeline after which its journal begins
-    ends: Vector  # the last tick of each timeline in it or before it
-    safe: int  # the clock up to which it is complete
-    latest: int  # the greatest clock in it
-    entries: int  # the number of entries in its journal
+    begins: Vector  # the tick of each timeline after which the file's journal begins
+    ends: Vector  # the last tick of each timeline at the end of the file's journal
+    safe: int  # the clock up to which the file is complete
+    latest: int  # the greatest clock in the file
+    entries: int  # the number of entries in the file's journal
 
     @property
     def number(self) -> str:
-        """The number in its name, which a snapshot and its segment share."""
+        """The number in the file's name, which a snapshot and its segment share."""
         return self.path.stem[-6:]
 
     @property
@@ -79,7 +79,7 @@ class _Run:
 
 
 def drill_directory(
-    folder: str | os.PathLike[str],  # its directory
+    folder: str | os.PathLike[str],  # the directory of the continuous backup
     *,
     # An older backup, for a first snapshot whose journal has lost its beginning.
     older: str | os.PathLike[str] | None = None,
@@ -180,7 +180,7 @@ def _drill_run(
 
 
 def _compare(run: _Run, before: _File, after: _File, found: Drill, prepare: Prepare | None) -> None:
-    """Compare a snapshot with the replay of the one before it."""
+    """Compare a snapshot with a replay from the snapshot before it."""
     if not covers(after.ends, before.ends):  # a snapshot of a node that was behind; only the ends are compared
         return
     with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
@@ -198,7 +198,7 @@ def _compare(run: _Run, before: _File, after: _File, found: Drill, prepare: Prep
 
 
 def _restored(run: _Run, one: _File, found: Drill, prepare: Prepare | None) -> str:
-    """Restore the end of a run from one of its snapshots and its segments, and return the digest."""
+    """Restore the end of a run from one of its snapshots and all its segments, and return the digest."""
     with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
         try:
             found.digest = restore(

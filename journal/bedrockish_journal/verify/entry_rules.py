@@ -21,7 +21,7 @@ from bedrockish_journal.verify.chain import Chains, Finding
 
 Say = Callable[..., Finding]
 _CLOCK_MAX = (1 << 64) - 1
-_GAP_MAX = 1_000_000  # missing ticks that get a clock; after an altered tick, more could fill the memory
+_GAP_MAX = 1_000_000  # a larger gap, as before an altered tick, gets no clocks: they could fill the memory
 
 
 def _fields(entry: Entry, say: Say) -> Iterator[Finding]:
@@ -90,8 +90,8 @@ class Audit:
         self.entries = self.repeats = self.adopted = 0
         self.entry: Entry | None = None  # the entry that was checked last; None if it cannot be decoded
         self.was_checked = False  # whether this entry was checked before, in another file
-        self._clocks: dict[str, array[int]] = {}  # for each tick the highest clock up to it
-        self._before: dict[str, int] = {}  # the tick before the first of ``_clocks``; 0 for a whole timeline
+        self._clocks: dict[str, array[int]] = {}  # timeline -> the highest clock up to each tick
+        self._before: dict[str, int] = {}  # timeline -> the tick before its first one in ``_clocks``; 0 if whole
         self._removed = dict(removed or {})
         self._members: dict[int, dict[str, bool]] = {}
         self._retired: dict[str, int] = {}  # timelines that vectors omit -> the membership that retired them
@@ -272,7 +272,7 @@ class Audit:
                     return
 
     def _approvals(self, entry: Entry, say: Say) -> Iterator[Finding]:
-        """Yield a finding if an entry had seen one that its own leader approved only at this entry's tick or later."""
+        """Yield a finding if an entry, such as A5, had seen another leader's entry that A approved at A5 or later."""
         for node, tick in entry.after.items():
             given = self._given.get(node, {}).get(entry.leader)
             if given is not None and node != entry.leader and (at := given.up_to(tick)) >= entry.tick:

@@ -17,8 +17,8 @@ _REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room and try again
 def why_not_new(path: str | os.PathLike[str]) -> str:
     """Return why no new database can be made at a path, as text; empty if it can.
 
-    SQLite writes a log that it finds next to a file into the file, even if the log is of an older database: the new
-    file would have its pages.
+    SQLite copies the pages of a log that lies next to a file into the file, even if the log is of an older database
+    of the same name.
     """
     name = os.fspath(path)
     if os.path.lexists(name):

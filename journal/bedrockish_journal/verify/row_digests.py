@@ -29,7 +29,7 @@ LISTED_MAX = 20_000  # rows that an answer lists one by one
 COUNTED_MAX = 500_000  # rows that one answer covers
 KEY_VALUES_MAX = 2_000  # columns of a received key; SQLite allows no table with more
 INTEGER_MAX = (1 << 63) - 1
-LONG_BYTES = 1 << 16  # bytes or characters of a value from which on it is hashed without being encoded
+LONG_BYTES = 1 << 16  # a value of at least this many bytes or characters is hashed without being encoded
 Key = tuple[Any, ...]  # the rowid, or the values of the primary key
 
 

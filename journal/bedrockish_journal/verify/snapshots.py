@@ -37,7 +37,7 @@ class Snapshots:
         transaction, txid = entry.transaction, entry.txid
         numbers = (transaction.safe, transaction.schema, transaction.config, transaction.activates)
         if max(*numbers, *entry.after.values(), entry.tick, txid.clock) > _MOST:
-            return  # no node counts so far: other laws report the altered number
+            return  # a number too large for any node was altered; other laws report it
         number = len(self._at)
         self._led.append(self._leader(entry.leader))
         values = (entry.tick, txid.clock, transaction.safe, transaction.schema, transaction.config)
@@ -65,7 +65,7 @@ class Snapshots:
 
         Args:
             node: the nodes of the files, for findings.
-            retired: the timelines that vectors omit, each with the membership since which they do.
+            retired: the timelines that vectors omit, each with the membership that retired it.
             places: returns the places of a transaction in the files.
         """
         names = list(self._leaders)
@@ -96,7 +96,7 @@ class Snapshots:
     def _unseen(
         self, names: list[str], double: set[tuple[str, int]], retired: Mapping[str, int]
     ) -> Iterator[tuple[int, str]]:
-        """Yield each entry that had not seen an entry with a clock up to its own safe time, and the fault.
+        """Yield each entry that had not seen all entries with a clock up to its safe time, and the fault.
 
         A transaction with several labels is left out, since an entry may have seen either label.
         """
@@ -118,7 +118,7 @@ class Snapshots:
                     break
 
     def _other_schemas(self) -> Iterator[tuple[int, str]]:
-        """Yield each entry that ran on another version of the schema than the one in force at its clock."""
+        """Yield each entry that ran on another schema version than that in force at its clock, and the fault."""
         changes = sorted(self._changes.values())
         if not changes:
             usual = Counter(self._schema).most_common(1)
@@ -126,7 +126,7 @@ class Snapshots:
         else:
             first, activated = changes[0][1], [*map(itemgetter(0), changes)]
             if not activated[0]:
-                return  # such a change is in force from its commit on, which is another moment at each node
+                return  # such a change is in force once its entry is applied: at each node at another moment
         for number, schema in enumerate(self._schema):
             due = first + bisect_right(activated, self._clock[number])
             if schema != due:

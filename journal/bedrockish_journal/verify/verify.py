@@ -55,7 +55,7 @@ class Verification:
 
     findings: list[Finding]  # all faults; empty if the journals keep the laws
     counts: list[Counts]  # the counts of each file
-    # For each node the (leader, first tick, last tick) that others have and it does not. Being behind is not a fault.
+    # Node -> (leader, first tick, last tick) that other nodes have and this one lacks. Being behind is not a fault.
     lacks: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
     # The laws that were not checked, each with the option or file that it needs.
     unseen: dict[str, str] = field(default_factory=dict)

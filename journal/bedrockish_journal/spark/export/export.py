@@ -46,8 +46,8 @@ class Written(NamedTuple):
 
     span: Span  # the range
     tables: list[str]  # the tables that have rows of the range
-    prev: bytes  # the ``prev`` of its first entry
-    hash: bytes  # the hash of its last entry
+    prev: bytes  # the ``prev`` of the first entry of the range
+    hash: bytes  # the hash of the last entry of the range
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def export(
     # Begin a new export at the oldest entry that the journal still has, instead of requiring the first one.
     oldest: bool = False,
 ) -> Progress:
-    """Export one node's journal up to the end that it has when this begins, and return the progress.
+    """Export one node's journal up to its end at the time of the call, and return the progress.
 
     Raises:
         ExportError: the directory is not an export, or is in use.

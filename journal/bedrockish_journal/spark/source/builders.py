@@ -12,7 +12,7 @@ from bedrockish_journal.storage.row import Stored
 
 BATCH_ROWS = 1024  # with more rows, Python's garbage collector scans them so often that it costs a third of the time
 BATCH_BYTES = 8 << 20  # limit of the entries that are held at once
-Part = tuple[Sequence[int], Mapping[str, Any]]  # some rows: their places among all rows, and their columns by name
+Part = tuple[Sequence[int], Mapping[str, Any]]  # some rows: the number of each, for sorting; their columns by name
 
 
 class Builder(Protocol):
@@ -38,7 +38,7 @@ class Builder(Protocol):
 
 
 def arrow_batch(types: Types, parts: Sequence[Part]) -> pa.RecordBatch:
-    """Return the rows of some parts as one Arrow batch, in the order of their places.
+    """Return the rows of some parts as one Arrow batch, in the order of the rows' numbers.
 
     Args:
         parts: the rows, which may have further columns.

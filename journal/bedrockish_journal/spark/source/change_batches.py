@@ -38,8 +38,8 @@ class TableChanges:
     columns: tuple[str, ...]  # its columns
     rows: list[Stored] = field(default_factory=list)  # the entries
     counts: list[int] = field(default_factory=list)  # the number of changes of the table in each entry
-    order: list[int] = field(default_factory=list)  # the place of each change in the batch
-    numbers: list[int] = field(default_factory=list)  # the place of each change in its entry
+    order: list[int] = field(default_factory=list)  # the index of each change among all changes of the batch
+    numbers: list[int] = field(default_factory=list)  # the index of each change in its entry
     # ``makers`` and ``users``: the command behind each change, and the command's user; empty if not wanted.
     makers: list[str | None] = field(default_factory=list)
     users: list[str | None] = field(default_factory=list)

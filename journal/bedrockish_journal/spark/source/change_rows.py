@@ -77,7 +77,7 @@ class ChangeRows(ChangeBuilder):
 
 
 def _by_image(images: list[Image], texts: list[str]) -> list[str | None]:
-    """Return the text of each image, in order, or None for a missing image; ``texts`` leaves out the missing ones."""
+    """Return one of ``texts`` for each image (a row before or after its change), or None for an image that is None."""
     if not texts:
         return [None] * len(images)
     if len(texts) == len(images):

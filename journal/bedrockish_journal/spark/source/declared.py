@@ -36,9 +36,9 @@ _TABLES = f"SELECT name FROM sqlite_master WHERE type = 'table' AND {is_users()}
 class Declared:
     """The declarations of a table in all versions of the schema."""
 
-    table: str  # its name
+    table: str  # the table's name
     types: dict[str, str]  # the first type of each stored column, by name
-    keys: tuple[tuple[str, ...], ...]  # the columns of its primary keys, that of the last version first
+    keys: tuple[tuple[str, ...], ...]  # the columns of each primary key of any version, the last first
 
 
 def declared(feeds: Iterable[Feed], table: str) -> Declared:

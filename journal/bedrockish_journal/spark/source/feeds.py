@@ -25,7 +25,7 @@ class Feed(Protocol):
 
     @property
     def context(self) -> Context:
-        """The state that its rows share: the node, the wanted columns and tables, and the entry decoded last."""
+        """The state that all rows share: the node, the wanted columns and tables, and the entry decoded last."""
 
     @property
     def ask(self) -> Ask:
@@ -36,7 +36,7 @@ class Feed(Protocol):
 
         Raises:
             JournalPrunedError: the beginning of a range was removed from the journal.
-            JournalError: the end of a range is missing, or any tick although ``wanted.whole`` is set.
+            JournalError: the end of a range is missing; or, with ``wanted.whole``, any tick of a range.
         """
 
 
@@ -114,7 +114,7 @@ def nodes_of(
 
     Args:
         newest: of several copies of one node's journal, use the one that goes furthest instead of raising an error.
-        clusters: the id of the cluster, if the journals tell it, is added to this map.
+        clusters: cluster id -> path of its first journal; the cluster of the journals, if known, is added.
 
     Raises:
         JournalError: a journal cannot be read, or two are of the same node or of two clusters.
@@ -141,7 +141,7 @@ def check_clusters(known: dict[str, str], cluster: str, path: str) -> None:
     """Check that a journal is of the same cluster as the earlier ones; other clusters may have nodes of equal names.
 
     Args:
-        known: the path of the first journal by its cluster; the path is added.
+        known: cluster id -> path of its first journal; the cluster of this journal, if known, is added.
         cluster: the id of the journal's cluster; empty if it is unknown.
 
     Raises:

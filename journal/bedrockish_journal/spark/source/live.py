@@ -102,7 +102,7 @@ class NodeFeed:
                         rows = list(map(Stored._make, found))
                     except TooLargeError:
                         rows = list(self._one_by_one((leader, low, last), wanted))
-                        (held,) = self._ask_all((HELD, (leader,)))  # after the read, to detect a removal during it
+                        (held,) = self._ask_all((HELD, (leader,)))  # after the reading, to detect a removal during it
                     check_held(f"node {self._node}", (leader, low, high), held)
                     yield from rows
                 low = last + 1

@@ -11,7 +11,7 @@ from bedrockish_journal.storage.row import COLUMNS
 
 Ask = Callable[[str, tuple[object, ...]], Iterable[Sequence[Any]]]  # runs a query, on a file or at a node
 Span = tuple[str, int, int]  # a timeline and its ticks low..high, both included
-Between = tuple[int, int]  # both included
+Between = tuple[int, int]  # the least and the greatest value, both included
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 ALL: Between = (LOWEST, HIGHEST)

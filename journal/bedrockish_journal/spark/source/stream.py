@@ -26,7 +26,7 @@ from bedrockish_journal.spark.source.reading import Part, read_part
 from bedrockish_journal.spark.source.tables import Table
 
 Offset = dict[str, dict[str, int]]
-BEHIND_S = 60.0  # how long a journal may lack entries that the stream has read, as while its node is filled again
+BEHIND_S = 60.0  # seconds for which a journal may lack entries that the stream has read: its node may be refilled
 CLUSTER, TABLE = "cluster:", "table:"  # prefixes in an offset, which no node's name has
 
 
@@ -44,9 +44,9 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self.options = options
         self.table = table
         self.columns = columns
-        self._cluster = ""  # the id of the files' cluster, when they were last opened; empty if they do not tell it
+        self._cluster = ""  # the cluster's id in the files that were last opened; empty if no file has it
         self._end: Offset | None = None  # the end of a run with the trigger ``availableNow``
-        self._behind: dict[str, float] = {}  # node -> since when its journal lacks entries that the stream has read
+        self._behind: dict[str, float] = {}  # node -> the time at which its journal was first found to be behind
 
     def initialOffset(self) -> Offset:  # noqa: N802  (the names of Spark's interface, here and below)
         """Return the offset at which a stream without a checkpoint begins.

@@ -75,7 +75,7 @@ class TypedRows(ChangeBuilder):
                 yield self._part(one, name, at)
 
     def _part(self, one: TableChanges, name: str, at: list[int]) -> Part:
-        """Return the rows before (``name`` is DELETE) or after the changes at the places ``at``."""
+        """Return the rows before (``name`` is DELETE) or after (INSERT) the changes with the indexes ``at``."""
         all_images, all_others, all_rowids = one.before, one.after, one.rowids
         if name == INSERT:
             all_images, all_others, all_rowids = one.after, one.before, one.rowids_after

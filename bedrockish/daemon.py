@@ -438,7 +438,7 @@ def _leaf(error: BaseException) -> BaseException:
 
 
 def load_http(state: str = "serving") -> Callable[..., Awaitable[None]]:
-    """Return the function that serves HTTP for a node that is serving, or waiting; import it only if it is needed.
+    """Return the function that serves HTTP for a node in the state ``serving`` or ``waiting``; import it only now.
 
     Raises:
         ConfigError: a package for HTTP is not installed.

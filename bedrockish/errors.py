@@ -75,7 +75,7 @@ class ForeignClusterError(UsageError):
 class SqlError(UsageError):
     """Raised when SQLite refuses a statement: syntax, a missing table, a wrong number of parameters. Nothing happened.
 
-    ``details`` may have ``sql``, and ``offset``, the position in it in characters.
+    ``details`` may have ``sql``, and ``offset``, a position in ``sql`` in characters.
     """
 
     code = "sql"
@@ -96,7 +96,7 @@ class UnsupportedError(UsageError):
 
 
 class TooLargeError(UsageError):
-    """Raised when a request or its result is over a stated limit. Nothing happened; split it or raise the limit."""
+    """Raised when a request or its result is over a limit. Nothing happened; split the request or raise the limit."""
 
     code = "too_large"
 
@@ -173,7 +173,7 @@ class ForbiddenError(UsageError):
 class ConflictError(BedrockishError):
     """Raised when a transaction conflicted with others until its time was over. It did not happen; run it again.
 
-    ``details`` has ``table``, ``key`` and ``other``, the winning transaction, whose prefix is its leader.
+    ``details`` has ``table``, ``key`` and ``other``, the winning transaction's txid, which begins with its leader.
     """
 
     code = "conflict"
@@ -192,7 +192,7 @@ class LearnerError(UnavailableError):
     """Raised when a learner, which only reads, is asked to write. The write did not happen there: ask a voter.
 
     ``details["voters"]`` maps the name of each voter to its address, with reachable voters first. The clients of this
-    package go there by themselves.
+    package go to a voter by themselves.
     """
 
     code = "learner"

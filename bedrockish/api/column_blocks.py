@@ -1,6 +1,6 @@
 """Rows by column: a form in which clients may ask for large results; to encode or decode it takes half as long.
 
-A block is a part of the rows: a CBOR list of their number and then of the columns, each in one of these forms:
+A block has a part of the rows: a CBOR list of the number of rows, and then the columns, each in one of these forms:
 
 - a byte string: ``i`` (integers of 32 bits), ``q`` (integers of 64 bits) or ``d`` (doubles), then the values of all
   rows, little-endian;

@@ -83,7 +83,7 @@ def read_pairs(query: bytes) -> list[tuple[str, str]]:
 
 
 def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[Statement, ...], list[tuple[str, str]]]:
-    """Parse the single statement in a URL's options; return it, and the other options.
+    """Parse the single statement in a URL's options; return the statement, and the other options.
 
     Raises:
         UsageError: the statement is missing, or its parameters are wrong.

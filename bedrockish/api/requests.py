@@ -191,7 +191,7 @@ class Request:
     # Name of the session's TEMP objects at the node, with a ``+`` before it if this request makes the first of them;
     # empty if the session has none.
     temporary: str = ""
-    # Whether the client reads the rows of a large result by column. It is set by the client's link.
+    # Whether the client reads the rows of a large result by column. The node sets this by the client's link.
     by_column: bool = False
 
     @property
@@ -250,7 +250,7 @@ def _has_long_value(statement: Statement) -> bool:
 
 
 def _parts(statements: Sequence[Statement]) -> Iterator[bytes]:
-    """Yield the canonical encoding of statements in parts, without copying long values; no parameters become null."""
+    """Yield the canonical encoding of statements in parts, without copying long values; None becomes null."""
     yield head(4, 1 + len(statements)) + cbor2.dumps("statements")
     for statement in statements:
         yield b"\x82" + cbor2.dumps(statement.sql)
@@ -371,7 +371,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _by_row(one: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a decoded result with its rows as tuples; in the argument they may be by column."""
+    """Return a decoded result, whose rows may be by column, with its rows as tuples."""
     columns, rows, rowcount, lastrowid, *count = one
     if type(columns) is not tuple or type(rows) is not tuple:
         raise TypeError("columns and rows should be lists")

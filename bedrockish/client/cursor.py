@@ -24,7 +24,7 @@ from bedrockish.errors import (
 )
 from bedrockish.sqltext.session_values import shown_names
 
-CLOSE_S = 2.0  # timeout of the message to a node that a stream is closed
+CLOSE_S = 2.0  # timeout of the message that tells a node that a stream is closed
 
 Row = tuple[Any, ...]
 

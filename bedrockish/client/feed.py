@@ -50,7 +50,7 @@ def _transactions_in(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Commit
 
 
 def tries_again(error: BedrockishError) -> bool:
-    """Return whether a reader with ``follow`` tries again after an error; an unknown outcome of a read is harmless."""
+    """Return whether a reader with ``follow`` repeats a read or a report, both harmless, after an error."""
     return error.retry or isinstance(error, OutcomeUnknownError)
 
 

@@ -4,7 +4,7 @@ from bedrockish.errors import AuthenticationError, BedrockishError, ProtocolMism
 from bedrockish_net.errors import Code, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
 from bedrockish_net.limits import Limits
 
-# Shorter than between nodes: after a link is given up too early, its calls go to another node, at little cost.
+# Shorter times than between nodes: if a link is given up too early, its calls go to another node at little cost.
 LIMITS = Limits(ping_seconds=1.0, silence_seconds=4.0)
 FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # lasting refusals: only another address helps
 

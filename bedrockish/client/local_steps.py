@@ -249,7 +249,7 @@ class LocalSteps:
 
         With ``again``, first try ``LocalTransaction.run_again``.
 
-        It raises the errors of ``LocalTransaction.run``, from which ``explained`` makes the caller's error.
+        The errors are those of ``LocalTransaction.run``, from which ``explained`` makes the caller's error.
         """
         params = statement.params
         try:
@@ -317,7 +317,7 @@ class LocalSteps:
     async def _run(self, one: LocalTransaction, statement: Statement, ids: int, timeout_s: float) -> Result:
         """Run one statement. If it needs row ids, lease ``ids`` of them, and four times as many at each further try.
 
-        A text with VALUES inserts at most as many rows as it has parentheses, so its first lease is large enough.
+        A text with VALUES inserts at most as many rows as it has parentheses, so one lease for it is large enough.
         Unused ids are kept for later rows.
         """
         leased = 0

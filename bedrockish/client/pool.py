@@ -26,7 +26,7 @@ from bedrockish.common.forks import watch_forks
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UsageError
 
 SIZE = 10
-IDLE_S = 10.0  # a session that was idle for so long is pinged before it is lent again
+IDLE_S = 10.0  # a session that was idle for this long is pinged before it is lent again
 ALIVE_S = 2.0  # timeout of the ping
 
 
@@ -59,7 +59,7 @@ class Pool:
         """Lend a session for the block.
 
         Args:
-            timeout: seconds to wait for a free one; by default the value in the URL.
+            timeout: seconds to wait for a free session; by default the value in the URL.
 
         Raises:
             DeadlineError: all sessions were in use for that time.
@@ -207,7 +207,7 @@ class ConnectionPool:
         """Lend a connection for the block. A transaction that the block leaves open is rolled back.
 
         Args:
-            timeout: seconds to wait for a free one; by default the value in the URL.
+            timeout: seconds to wait for a free connection; by default the value in the URL.
 
         Raises:
             DeadlineError: all connections were in use for that time.

@@ -1,8 +1,8 @@
 """The driver of the client's core without an event loop: the thread that makes a call waits for the socket itself.
 
 Threads may share a client. One of the waiting threads reads for all; when it has its own answer, another waiting thread
-continues. While no thread waits for an answer, no thread reads. One thread of the program, the keeper, reads for each
-idle client once a second, so that the client answers its nodes' pings.
+continues. While no thread of a client waits for an answer, only the keeper, one thread for the whole program, reads
+for the client once a second, so that the client answers its nodes' pings.
 
 The methods of the trio client are used unchanged: with this driver their awaits never wait for an event loop, so a
 coroutine runs to its end at the first ``send`` (``in_thread.run``).

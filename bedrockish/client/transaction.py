@@ -86,8 +86,8 @@ class Transaction:
         After a usage error (a constraint, a syntax error) the transaction stays open, without the statement's changes.
 
         Raises:
-            ConflictError: another transaction changed data that this transaction read or wrote. It was rolled back.
-            UnavailableError: the node is gone, or has ended the transaction. It was rolled back.
+            ConflictError: another transaction changed data that this one read or wrote. This one was rolled back.
+            UnavailableError: the node is gone, or has ended the transaction. The transaction was rolled back.
             BedrockishError: as for ``Client.execute``; for the first statement also if no node begins the transaction.
         """
         return (await self.run([(sql, params)], timeout=timeout))[0]
@@ -235,7 +235,7 @@ class Transaction:
         """Commit; return rows whose ``place`` is the transaction's place in the journal, None if it only read.
 
         Raises:
-            ConflictError: the transaction conflicts with another one. It was rolled back.
+            ConflictError: the transaction conflicts with another one, and was rolled back.
             ConstraintError: a deferred constraint is broken; the transaction is still open.
             OutcomeUnknownError: the answer was lost and no majority could be asked; ``Client.settle`` asks again.
             BedrockishError: the transaction was not committed.

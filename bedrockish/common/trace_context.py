@@ -1,6 +1,6 @@
 """The trace to which a request belongs, in the form ``traceparent`` of W3C's Trace Context. Pure.
 
-It is sent as text, so that programs that only pass it on need no library.
+The trace is sent as text, so that programs that only pass it on need no library.
 """
 
 import re

@@ -65,7 +65,7 @@ class Log:
 
     level: str = "info"  # the least important kind of line that is written: debug, info, warning or error
     json: bool = False  # write each line as a JSON object
-    # A request that takes so long, in milliseconds from its arrival to its answer, is logged; 0: no request.
+    # A request that takes at least this long, in milliseconds from arrival to answer, is logged; 0: no request.
     slow_ms: int = field(default=1_000, metadata=OFF_AT_0)
 
 
@@ -155,7 +155,7 @@ class _Given:
 def build(
     *,
     text: str | None = None,  # contents of the TOML file; None without a file
-    file: str = "bedrockish.toml",  # its name, for error texts
+    file: str = "bedrockish.toml",  # the file's name, for error texts
     # All environment variables; only names that begin with BEDROCKISH_ are used.
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,  # key -> text, from the command line

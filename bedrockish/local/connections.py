@@ -31,7 +31,7 @@ _open: dict[tuple[int, int], int] = {}  # files that this process has open: devi
 _lock = threading.Lock()  # guards ``_open``
 _opening = threading.Lock()  # held while a thread checks whether another library has the file open
 _is_watching = False
-_abandoned: list[object] = []  # the parent's connections after a fork; never closed here, which could harm the parent
+_abandoned: list[object] = []  # the parent's connections after a fork; closing them in the child could harm the parent
 
 
 def connect(published: Published, facts: Facts) -> apsw.Connection:

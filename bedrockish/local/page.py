@@ -126,7 +126,7 @@ class Page:
         self._lock = threading.Lock()
         self._database, self._path, self._permissions = database, page_path(database), mode
         try:
-            # Written in place: programs that have mapped it see the facts of the node's next process.
+            # An old page is written in place: programs that have mapped it see the facts of the node's next process.
             self._map, self._inode = _mapped(self._path, mode)
         except OSError as error:
             raise ConfigError(

@@ -1,6 +1,6 @@
 """Functions, aggregates and collations of a program, registered on its own connections to a node's file.
 
-They exist in the program's process only, and statements that run there may call them. The cluster receives only the
+The functions exist in the program's process only, for statements that run there. The cluster receives only the
 resulting rows and keys.
 """
 

@@ -45,7 +45,7 @@ _Read = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 
 
 class _Known(NamedTuple):
-    """The last read. ``until``: the time up to which the node counts as running if the page has ``last_bytes``."""
+    """The last read. ``until``: until when the node counts as running if the page still has ``last_bytes``."""
 
     reader: Reader
     moment: FileMoment

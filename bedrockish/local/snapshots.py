@@ -250,7 +250,7 @@ class FileSnapshots:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def newest(self, token: Token, level: str, wait_s: float = DURABLE_S) -> Reader | None:
-        """Return a connection whose snapshot is durable and new enough for the session; None if none exists now.
+        """Return a connection whose snapshot is durable and new enough for the session; None without such a snapshot.
 
         Args:
             wait_s: how long to wait until a snapshot is durable, if no older one is held.

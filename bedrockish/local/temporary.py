@@ -85,7 +85,7 @@ class WithTemporary(LocalTransaction):
     def decide(self, error: BaseException | None) -> None:
         """Keep the changes of TEMP tables if COMMIT succeeded; roll them back if it failed.
 
-        If its outcome is unknown, drop all TEMP objects of the session.
+        If the outcome of COMMIT is unknown, drop all TEMP objects of the session.
         """
         with self.lock:
             if error is None:

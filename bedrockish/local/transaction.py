@@ -1,8 +1,8 @@
 """One open transaction of a program, executed in its own process on a node's file. The node learns of it at COMMIT.
 
-It runs in a ``Workspace``, a durable snapshot with a private overlay, by the engine's own executor. Its COMMIT is one
-message with the keys read, the keys written, and the rows; the node certifies it like its own open transactions. Before
-COMMIT the node holds no state of the transaction, so a program that dies leaves nothing there.
+The engine's executor runs it in a ``Workspace``, a durable snapshot with a private overlay. COMMIT is one message with
+the keys read, the keys written, and the rows; the node certifies this like its own open transactions. Before COMMIT the
+node holds no state of the transaction, so a program that dies leaves nothing there.
 """
 
 import threading
@@ -50,7 +50,7 @@ class Logged:
 class LocalTransaction:
     """One open transaction of this process. One thread at a time uses it."""
 
-    keeps_rows = False  # whether it stays open until the outcome of COMMIT is known, because it has rows of TEMP tables
+    keeps_rows = False  # whether rows of TEMP tables keep the transaction open until the outcome of COMMIT is known
 
     def __init__(
         self, pool: WorkspacePool, file_workspace: FileWorkspace, request: Request, moment: FileMoment

@@ -204,7 +204,7 @@ class LocalTransactions:
             self.pool.close(file_workspace)
 
     def find(self, command: str) -> LocalTransaction | None:
-        """Return the open transaction of a command; None if none exists."""
+        """Return the open transaction of a command; None if it is not open in this process."""
         return self._open.get(command)
 
     def is_inherited(self, command: str) -> bool:

@@ -246,7 +246,7 @@ def _checked(request: Request, prepared: Prepared) -> Prepared:
 
 
 def find_command(engine: Engine, request: Request) -> Entry | None:
-    """Return the entry of a request's command; None if the command never happened.
+    """Return the entry of a request's command; None if the command has not happened.
 
     Raises:
         CommandIdError: the command's entry was removed, and the command was another user's or had another request.

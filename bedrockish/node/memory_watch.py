@@ -20,7 +20,7 @@ WAITING_BYTES_MIN = 1 << 20  # a client with fewer bytes waiting does not count 
 STUCK_S = 5.0  # a client that has read nothing for this long loses its link when half of the memory is used
 STUCK_S_MIN = 1.0  # replaces ``STUCK_S`` when all memory is used, for HTTP clients and for the client with most memory
 IDLE_S = 15.0  # a node that has been idle for this long frees memory
-# Frees per idle period: some memory, such as the conflict window, becomes free only a minute or two later.
+# How often an idle node frees memory: some of it, such as the conflict window, becomes free a minute or two later.
 IDLE_LOOKS = 10
 
 

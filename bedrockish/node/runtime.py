@@ -292,7 +292,7 @@ class Runtime:
         )
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
-        """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns."""
+        """Return the reads and writes of a text's statements; with ``columns``, the first statement's columns."""
         if not self.core.state.health.reads:
             raise UnavailableError(self.core.state.trouble)
         if self.engine.batch.is_away:

@@ -403,7 +403,7 @@ class ClientCore:
                 self._retry(reply.id, call, now)
             case Verdict.AGAIN:
                 self._retry(reply.id, call, now)
-                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # a pause: the same node is asked
+                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # pause: the node stays the same
             case unknown:
                 assert_never(unknown)
 
@@ -512,7 +512,7 @@ class ClientCore:
         self._expire(now, effects)
         ready = self._ready(now, effects)
         for number in ready:
-            self._calls[number].retry_at = -math.inf  # its pause is over, so no further wake-up is needed
+            self._calls[number].retry_at = -math.inf  # the call's pause is over, so no further wake-up is needed
         if ready and self._current is None:
             self._dial(now, effects)
         link = self._links.get(self._current) if self._current is not None else None

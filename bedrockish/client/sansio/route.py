@@ -103,7 +103,7 @@ class Route:
             self.redial_at = now + self._backoff.pause_s(1, self._draw)
 
     def learn(self, found: Mapping[Address, bool], now: float) -> bool:
-        """Add the members of the cluster, each with whether other nodes reach it; return whether one was new.
+        """Add the members of the cluster, each with whether other nodes reach it; return whether any was new.
 
         The addresses of the URL stay, because they may be names of the nodes that only clients use.
         """

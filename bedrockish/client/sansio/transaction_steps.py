@@ -2,7 +2,7 @@
 
 A transaction is open at the node where it began, and is rolled back if the link on which it began ends. So its
 statements are never sent again; if one is lost, the transaction was not committed. A lost COMMIT may have been
-executed. It is *settled* at any node: either it is found committed, or an empty transaction takes its id for good.
+executed. It is *settled* at any node: the node finds it committed, or gives its id for good to an empty transaction.
 
 A streamed result is bound to one node in the same way, from its opening to its last row, and changes nothing.
 """
@@ -49,7 +49,7 @@ def ends(what: What, reply: wire.Reply) -> TypeGuard[wire.Step]:
 
 
 def closing_step(what: What) -> wire.Step | None:
-    """Return the step that ends the transaction or stream that a cancelled call may have opened; None for others."""
+    """Return the step that ends the transaction or stream that a cancelled call may have opened; else None."""
     if not isinstance(what, wire.Step) or what.op not in (wire.BEGIN, wire.STREAM):
         return None
     return wire.Step(0, replace(what.request, statements=()), wire.ROLLBACK if what.op == wire.BEGIN else wire.CLOSE)

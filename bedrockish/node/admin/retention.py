@@ -218,7 +218,7 @@ class Upkeep:
             clock = needed
             why.append("other nodes may still request entries of the last minutes before safe time")
         scheduled = state.schema.scheduled
-        if scheduled is not None and scheduled.txid.clock <= clock:  # the change will be run from its entry
+        if scheduled is not None and scheduled.txid.clock <= clock:  # the change is going to be run from its entry
             clock = scheduled.txid.clock - 1
             why.append("a change of the schema is not in force yet")
         if force:

@@ -134,7 +134,7 @@ def _conflicts(state: State) -> list[dict[str, Any]]:
 
 
 def _wall_offset_ms(state: State, name: str) -> int | None:
-    """Return how far a peer's wall clock is ahead of ours, in milliseconds; None if it has not reported one."""
+    """Return how far a peer's wall clock is ahead of ours, in milliseconds; None if not reported."""
     peer = state.roster.peers.get(name)
     if peer is None or peer.wall_ahead_ms is None:
         return None if name != state.me else 0
@@ -142,7 +142,7 @@ def _wall_offset_ms(state: State, name: str) -> int | None:
 
 
 def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
-    """Return the age of a voter's closed time at its arrival, beyond the closing lag, in ms; None if it closes nothing.
+    """Return how much older than the closing lag a voter's closed time is on arrival, in ms; None if it closes nothing.
 
     A voter sends its closed time only when everything before it is durable there, so a slow disk, processor or link
     shows here.
@@ -156,7 +156,7 @@ def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
 
 
 def clock_trouble(state: State, name: str) -> str | None:
-    """Return the trouble of a peer whose clock is ahead by more than we follow; None for other peers."""
+    """Return the trouble of a peer whose clock is further ahead than this node follows; None for another peer."""
     peer = state.roster.peers.get(name)
     if peer is None or not peer.ahead_ms:
         return None

@@ -34,8 +34,8 @@ class Kind:
     """One kind of trouble of a node or its cluster."""
 
     code: str  # a stable word for programs
-    title: str  # its meaning, as a phrase
-    do: str  # what to do about it
+    title: str  # the meaning of the trouble, as a phrase
+    do: str  # what to do about the trouble
     find: Find
     useless: bool = False  # whether clients should send the node no requests; ``/readyz`` fails then
     after_s: float = 0.0  # how long the trouble must last before it is reported, in seconds
@@ -435,7 +435,7 @@ def _nonsense(status: Status) -> str:
     after_s=3_600.0,
 )
 def _upgrade_unfinished(status: Status) -> str:
-    """Return which members keep the cluster's level below this program's, because not upgraded or gone, as text."""
+    """Return, as a text, which members keep the cluster's level below this program's: not upgraded, or gone."""
     level, own = status.get("cluster_level", 0), status.get("level", 0)
     below = {
         name: node.get("level") for name, node in sorted(_others(status).items()) if (node.get("level") or 0) < own

@@ -69,7 +69,7 @@ class Credentials:
         self.takes_passwords = bool(config.users)
         self.revoked: frozenset[int] = frozenset()  # serial numbers of the revoked certificates
         self.dial_context: ssl.SSLContext | None = None  # for links that the node dials; None without TLS
-        self.listen_context: ssl.SSLContext | None = None  # for links that it accepts
+        self.listen_context: ssl.SSLContext | None = None  # for links that the node accepts; None without TLS
         self.reads = 0  # how often the files were read
         # When the node's certificate and its authority's expire: file -> seconds since 1970.
         self.ends: dict[str, float] = {}
@@ -225,7 +225,7 @@ class Gate:
         self._let_in[stream] = user
 
     def caller(self, stream: trio.abc.Stream) -> str:
-        """Return the name of an admitted client: its certificate's, else its user; empty where neither is required."""
+        """Return the name of an admitted client: its certificate's, else its user; empty if neither is required."""
         names = certificate_holders(stream)
         if names:
             node = {one.lower(): one for one in self._access.nodes}
@@ -234,7 +234,7 @@ class Gate:
                 return f"node:{member}"
             name = names[0] if names[0].startswith("client:") else f"certificate:{names[0]}"
             return name[:USER_CHARACTERS_MAX]
-        return self._let_in.get(stream, "")  # the name in a HELLO was not checked where clients need no user
+        return self._let_in.get(stream, "")  # a node whose clients need no user has not checked the name in a HELLO
 
     def comes_with_token(self, stream: trio.abc.Stream) -> bool:
         """Return whether a client was admitted by a token, which expires."""

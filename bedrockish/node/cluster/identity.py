@@ -1,7 +1,7 @@
 """The identity of a node's cluster: checked whenever two nodes connect, and requested before a node's file is made.
 
 Names do not identify a cluster: two clusters may both be called bedrockish and have nodes A, B and C, and one wrong
-address would join them. So a cluster has a random id, which the first of its members in name order makes at the
+address would mix them. So a cluster has a random id, which the first of its members in name order makes at the
 founding. The membership keeps the id, and every HELLO has it. A peer with another id changes nothing here: it is not
 remembered, its votes are not counted, and its statements about our file are not believed.
 """

@@ -82,7 +82,7 @@ class Builds:
             logger.info("%s was built next to its table in %.1f s, of %d rows", plan.title, took_s, build.rows)
 
     async def _started(self, plan: Plan, change: Transaction) -> Build | None:
-        """Begin a build at the next boundary, and return it; None if the change is in force before that."""
+        """Begin a build at the next boundary, and return the build; None if the change is in force before then."""
 
         def begin() -> Build | None:
             return self._engine.builds.start(plan, change.txid) if self._state.schema.scheduled is change else None
@@ -102,7 +102,7 @@ class Builds:
                 continue
             if self._engine.builds.current is not build:
                 return
-            # Processor time, without waits for a processor, which would only lengthen the sleep.
+            # Measure processor time, because waits for a processor would only lengthen the sleep.
             began = time.thread_time()
             self._engine.builds.advance()
             took_s = time.thread_time() - began

@@ -7,8 +7,8 @@ A read at the level ``session`` shows all commits that any client may have been 
 
 - *Commits of other nodes* may be shown before they are durable here: they left their leader when they were durable
   there, and a quorum has approved them. A crash of this node cannot undo them; the node fetches them again.
-- *Commits of this node* may not be shown before they are durable. They need not be shown before, because no client has
-  got their answers.
+- *Commits of this node* may not be shown before they are durable, and need not be shown before: no client has got their
+  answers.
 
 So the snapshot answers the read if all newer commits are this node's own, and the open batch answers it if all newer
 commits are of other nodes. If there are newer commits of both kinds, the core answers, after the sync.
@@ -198,7 +198,7 @@ class DirectReads:
         return True
 
     def _pinned(self) -> Pin | None:
-        """Return the held snapshot, moved to the last batch if that batch is durable; None if none can be held."""
+        """Return the held snapshot, moved to the last batch if that batch is durable; None without a snapshot."""
         if self._is_learning:
             return None
         pin, flushed = self._reads.pinned, self._engine.flushed

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 GATHER_S = 0.01  # the longest time that a write waits for others
-GATHER_PART = 0.5  # the longest such time as a part of a commit's time, so that the answer is hardly later
+GATHER_PART = 0.5  # the longest wait for others, as a part of a commit's time, so that the answer is hardly later
 
 
 class GroupTimer:

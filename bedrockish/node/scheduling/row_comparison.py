@@ -74,7 +74,7 @@ class RowComparison:
         why: str | None = None
         try:
             if transaction.schema != schema:
-                why = ""  # rows of a schema that is not in force here cannot be compared
+                why = ""  # rows of a schema that is not in force here cannot be compared, and count as equal
             else:
                 why = await self._on_snapshot(transaction)
         except UnavailableError:

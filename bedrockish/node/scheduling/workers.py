@@ -55,7 +55,7 @@ class Job:
     key: object  # the number of the request, or an object that no other job has
     request: Request
     action: Action
-    clock: bool = False  # whether a majority has been asked for its transaction's clock
+    clock: bool = False  # whether a majority was asked which clock the request's transaction must exceed
     take: Callable[[Any], None] | None = None  # takes the result of a job that is not a client's request
     workspace: Workspace | None = None
     thread: threading.Thread | None = None
@@ -120,7 +120,7 @@ class WorkerPool:
         self,
         engine: Engine,
         core: Node,  # knows the committed entries
-        places: int,  # the number of jobs that run at the same time; further jobs wait
+        places: int,  # the number of *places*: of jobs that run at the same time; further jobs wait
         # Takes the outcome of a request: the transaction to lead or to answer, the event that it was overtaken, the
         # error, or None if the journal has the answer.
         deliver: Callable[[int, Prepared | Overtaken | BedrockishError | None], None],
@@ -132,7 +132,7 @@ class WorkerPool:
         self._faults, self._boundary = faults, boundary
         self._free: list[Workspace] = []
         self._jobs: dict[object, Job] = {}  # the jobs whose results are awaited
-        self._queue: deque[Job] = deque()  # the jobs without a place
+        self._queue: deque[Job] = deque()  # the jobs that wait for a place, because all are taken
         self._running: set[Job] = set()
         self._clocks: WeakSet[_Clocks] = WeakSet()  # the clocks of all threads
         self._is_closed = False

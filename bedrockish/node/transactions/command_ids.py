@@ -80,7 +80,7 @@ def check_owner(access: Access, owner: str | None, command: str, user: str, reas
     """Make sure that a command is the user's own.
 
     Args:
-        owner: the user whose command it is; None if it was sent where no user was required.
+        owner: the user whose command it is; None if no user was required when it was sent.
         user: the user that sends it, asks about it or settles it.
         reason: in the details of the error: ``user``, or ``open`` for a transaction that may still be rolled back.
 

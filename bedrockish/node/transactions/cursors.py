@@ -65,7 +65,7 @@ class Stream:
     touched: float  # when a batch was last taken, in seconds
     rows: int = 0  # the number of rows that were taken
     is_busy: bool = False
-    error: BedrockishError | None = None  # why it ended; None while it is open
+    error: BedrockishError | None = None  # why the stream has ended; None while it is open
     turn: trio.Lock = field(default_factory=trio.Lock)
 
 

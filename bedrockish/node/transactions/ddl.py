@@ -9,7 +9,7 @@ from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import TooLargeError, UnavailableError, UsageError
 from bedrockish.node.transactions.lending import Lending
 
-DRAFTS_MAX = 4  # a copy may take much memory
+DRAFTS_MAX = 4  # private copies at the same time; a copy may take much memory
 
 
 class SchemaTransactions:
@@ -56,7 +56,7 @@ class SchemaTransactions:
             assert log is not None
             await self._lending.run(work, lambda: draft.open(log, room))
         except UsageError:
-            # The copy lacks a statement, for example one that cannot run at every node. The transaction goes on where
+            # The copy cannot repeat a statement, such as one that runs only at some nodes. The transaction goes on where
             # it has its rows, without the schema statement.
             if not work.ended:
                 draft.close()

@@ -50,7 +50,7 @@ class GrownTransactions:
     async def move(self, work: TransactionWork, caller: str) -> Mapping[str, int] | None:
         """Move a transaction to a workspace, if there is room for one.
 
-        Return the commits that the transaction sees; None if it goes on where it was.
+        Return the commits that the transaction sees; None if it was not moved.
 
         Raises:
             ConflictError: data or a schema on which the transaction rests has changed.

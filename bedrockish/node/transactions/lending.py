@@ -63,7 +63,7 @@ class Lending:
         return error
 
     def begin_on(self, workspace: Beginning) -> UnavailableError | None:
-        """Begin a workspace, as ``take_snapshot`` does, for a transaction that keeps its rows where they are."""
+        """Begin a workspace, as ``take_snapshot`` does, for a transaction whose rows stay where they are."""
         engine = self.engine
         try:
             workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)

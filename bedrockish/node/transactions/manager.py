@@ -384,7 +384,7 @@ class Transactions:
     def _can_begin_at_once(self, request: Request) -> bool:
         """Return whether a transaction can begin without waiting.
 
-        It can if this node has all commits that its session has seen, and the journal shows that the command has not
+        It can if this node has all commits that the session has seen, and the journal shows that the command has not
         happened.
         """
         state, engine = self._core.state, self._engine
@@ -603,7 +603,7 @@ class Transactions:
                 last, size = yield from self._runner.run(work, tx.request, piece, params, room - taken)
             self._find(tx.owner, tx.name)
             if was_current and time.monotonic() - began < AGAIN_S and not self._visibility.is_current(work):
-                # Others have written these rows since the snapshot: this transaction would lose as soon as it writes.
+                # Later commits have written rows that were read: this transaction would lose as soon as it writes.
                 if self._engine.batch.is_dirty:
                     yield self._durable
                     self._find(tx.owner, tx.name)

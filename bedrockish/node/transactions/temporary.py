@@ -72,7 +72,7 @@ class TemporaryObjects:
         self._lending.interactive.check_schema(work)
         held = self._find(owner, name, caller_of(owner, work.user))
         if held.is_ending:
-            with trio.move_on_after(ENDING_S):  # an interrupted statement ends soon, and the next one waits for it
+            with trio.move_on_after(ENDING_S):  # an interrupted statement ends soon; wait for its end
                 while held.is_ending:  # noqa: ASYNC110  a thread of the workers ends it
                     await trio.sleep(LOOK_S)
             held = self._find(owner, name, caller_of(owner, work.user))

@@ -133,7 +133,7 @@ class NodeComparison:
                 if not asked.table:
                     return None
             if any(one.unreadable for one in answers.values()):
-                return None  # a file became unreadable during this comparison, which is reported as a difference
+                return None  # the reported difference: a file became unreadable during this comparison
         if asked.table:
             report.rows += first.count
             await self._pause(first.count)

@@ -90,7 +90,7 @@ class _Progress:
         return time.monotonic() - self._moved > self._silent_s
 
     def judge(self, status: Mapping[str, Any] | None) -> None:
-        """Raise an error because safe time has stopped, unless the clock is off and advances only with commits.
+        """Raise an error because safe time has stopped, unless the clock only counts: then only commits advance it.
 
         ``status``: a node's status, None if no node answers.
 

@@ -138,7 +138,7 @@ class LocalSteps:
                     return None
                 if time.monotonic() >= until:
                     raise
-                await self._session._in_place(time.sleep, AGAIN_S)  # until the newer rows are durable in the file
+                await self._session._in_place(time.sleep, AGAIN_S)  # the newer rows may be durable in the file then
                 continue
             except DeadlineError:
                 raise

@@ -317,7 +317,7 @@ class Transaction:
         elif _is_cancelled(error):
             if op == COMMIT:
                 self._is_open = False
-            if op == BEGIN:  # perhaps the node has begun it: the client's core then rolls it back
+            if op == BEGIN:  # perhaps the transaction was begun at the node: the client's core then rolls it back
                 self._is_open, self._error = False, ClientClosedError(CANCELLED)
 
 

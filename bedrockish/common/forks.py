@@ -4,7 +4,7 @@ A child has the parent's sockets, and two processes that read one socket would t
 child closes its copies without sending anything to the nodes, and each client opens a new link at its next call. An
 open transaction continues in the parent only.
 
-A fork copies locks as they are at that moment. If another thread holds one, it is held in the child for ever, because
+A fork copies locks as they are at that moment. A lock that another thread holds is held in the child for ever, because
 the child does not have that thread. The child replaces Python's locks. It cannot replace the locks inside SQLite, which
 each allocation of memory acquires. So a fork waits until each other thread has ended its statement, or waits in a
 progress handler.

@@ -18,7 +18,7 @@ class Security:
     # Folder with ca.pem, NODE.pem and NODE-key.pem, as 'bedrockish tls' makes it, and with revoked.txt if there is a
     # list of revoked certificates; empty: no TLS, or the files of the following keys.
     tls: str = ""
-    tls_ca: str = ""  # file with the certificates that sign those of the nodes and clients
+    tls_ca: str = ""  # file with the certificates that sign the certificates of the nodes and clients
     tls_certificate: str = ""  # file with the certificate of this node, which contains the node's name
     tls_key: str = ""  # file with the private key of the node's certificate
     tls_revoked: str = ""  # file with the serial numbers of certificates that were revoked; empty: none

@@ -1,7 +1,7 @@
 """Durable snapshots of a node's file, in the program's own process.
 
 One connection holds a durable snapshot. When the page reports a newer durable batch, a second connection takes the
-newest snapshot, whose row ``moment`` names its batch. If that batch is durable, the connections change places;
+newest snapshot, whose row ``moment`` names its batch. If that batch is durable, the connections exchange their roles;
 otherwise the second snapshot is kept until it is durable. So no read waits for a disk, and no read returns a row that a
 power failure could undo.
 """
@@ -381,6 +381,6 @@ def seen_by(moment: FileMoment, token: Token) -> Token:
         return token
     vector = dict(moment.vector)
     for leader, tick in token.vector.items():
-        if tick > vector.get(leader, 0):  # at the level stale a session may have seen more
+        if tick > vector.get(leader, 0):  # at the level ``stale``, a session may have seen more than the snapshot has
             vector[leader] = tick
     return Token(vector, clock)

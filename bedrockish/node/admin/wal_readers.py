@@ -13,7 +13,7 @@ READ_LOCKS = range(123, 128)  # bytes of the -shm file; a reader locks one of th
 
 
 def describe_held_wal(database: str, held_frames: int) -> dict[str, Any] | None:
-    """Return the size of a log that a reader holds back, and the programs that read now; None while it is small.
+    """Return the size of a log that a reader holds back, and the programs that read now; None for a small log.
 
     Args:
         held_frames: frames that the log has because a reader needs old ones.

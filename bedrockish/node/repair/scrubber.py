@@ -37,7 +37,7 @@ REST = 4  # the least pause after a range, as a multiple of its duration: a smal
 
 @asynccontextmanager
 async def peer_calls(core: Node, config: Config, entry: Entry, nodes: list[str]) -> AsyncIterator[dict[str, Order]]:
-    """Open links to the members that can be reached, and yield a function for each that sends it orders."""
+    """Open links to the members that can be reached, and yield, for each member, a function that sends it orders."""
     members = core.state.roster.membership.members
     async with AsyncExitStack() as stack:
         found: dict[str, Order] = {}

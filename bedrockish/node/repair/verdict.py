@@ -27,8 +27,8 @@ class Word:
     """A member's answer about the entry."""
 
     mode: Mode  # the mode of that member
-    # ``committed`` if it has applied the entry, ``void`` if an operator has had its changes skipped, ``rolled back`` or
-    # ``unknown``.
+    # ``committed`` if the member has applied the entry, ``void`` if an operator has had the changes skipped,
+    # ``rolled back`` or ``unknown``.
     outcome: str
     blocked: bool = False  # whether the entry stops that member
 

@@ -80,7 +80,7 @@ class DirectReads:
         self.schema = 0  # the version of the schema in that state
         self._until = self._ended = 0.0  # when the present turn of the reads ends, and when the last read ended
         self._token = Token()  # the token of answers from the pinned snapshot
-        # The token of answers from the open batch, after the snapshot and the vector for which it was made.
+        # For answers from the open batch: the snapshot and the vector for which the last token was made, and the token.
         self._open_token: tuple[Pin | None, dict[str, int], Token] = (None, {}, Token())
         self._is_in_use = False  # whether a read has used the snapshot
         self._is_learning = False  # whether a thread reads the schema by the connection

@@ -55,7 +55,7 @@ class RowComparison:
         self._start, self._stop, self._faults = start, stop, faults
         self._running: set[Txid] = set()
         self._found: OrderedDict[Txid, Verdict] = OrderedDict()
-        self._limiter = trio.CapacityLimiter(1)  # one at a time, because each has a part of its rows in memory
+        self._limiter = trio.CapacityLimiter(1)  # one comparison at a time, because each has some of its rows in memory
 
     def compare(self, transaction: Transaction) -> str | None:
         """Return how a transaction's old rows differ from ours, empty if they are equal; None: ``Compared`` follows."""

@@ -34,8 +34,8 @@ from bedrockish.node.scheduling.snapshots import Boundary
 
 logger = logging.getLogger(__name__)
 
-TEXTS_MAX = 1_000  # texts that are remembered to take long
-TIMES = 5  # the last runs of each text that are remembered
+TEXTS_MAX = 1_000  # the most texts that are remembered because they take long
+TIMES = 5  # the number of last runs that are remembered of each text
 WATCH_S = 0.25
 WORKER = "worker"  # the name of the workers' threads
 CLOCKS = 256  # values of the clock that a thread gets at a time

@@ -56,7 +56,7 @@ class Stream:
 
     name: str  # the id of its command
     owner: object  # the link, or another object, that it belongs to
-    caller: str  # the user or the address to whose share it counts
+    caller: str  # the user or the address to whose share the stream counts
     columns: tuple[str, ...]  # the names of its columns
     token: Token  # the state that it sees
     snapshot: Snapshot  # the snapshot that it reads

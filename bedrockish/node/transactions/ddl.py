@@ -56,7 +56,7 @@ class SchemaTransactions:
             assert log is not None
             await self._lending.run(work, lambda: draft.open(log, room))
         except UsageError:
-            # The copy cannot repeat a statement, such as one that runs only at some nodes. The transaction goes on where
+            # The copy cannot repeat a statement, such as one that not all nodes can run. The transaction goes on where
             # it has its rows, without the schema statement.
             if not work.ended:
                 draft.close()

@@ -84,7 +84,7 @@ from bedrockish_journal.model.vector import covers
 
 logger = logging.getLogger(__name__)
 
-SHOWN_MAX, TOLD_MAX = 200, 50  # characters of a statement, and transactions, in a report for operators
+SHOWN_MAX, TOLD_MAX = 200, 50  # the most characters of a statement, and the most transactions, in a report
 USED_S = 1.0  # a transaction counts as used for this time after its last step
 ENDED_MAX = 1_000  # ended transactions whose error is kept for a later step of the client
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before the loop runs other tasks

@@ -24,7 +24,7 @@ class OpenTransaction:
 
     request: Request  # its BEGIN
     owner: object  # the link that it belongs to
-    caller: str  # the user or the address to whose share it counts
+    caller: str  # the user or the address to whose share the transaction counts
     work: TransactionWork  # its work so far
     since: float  # when it began, in seconds
     touched: float  # when its last statement ended, in seconds

@@ -36,7 +36,7 @@ class _Held:
     """The TEMP objects of one session."""
 
     owner: object
-    caller: str  # the user or the address to whose share they count
+    caller: str  # the user or the address to whose share the TEMP objects count
     workspace: TemporaryWorkspace
     touched: float  # when the session's last transaction began, in seconds
 

@@ -220,7 +220,7 @@ def read_request(
     *,
     read_only: bool,  # whether the request is refused if it writes
 ) -> Request:
-    """Return the checked request of statements and a URL's options.
+    """Return the request that statements and a URL's options make, after checking it.
 
     Raises:
         ForeignClusterError: the token belongs to another cluster.

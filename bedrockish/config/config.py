@@ -33,8 +33,8 @@ OFF_AT_0 = {LEAST: 0}
 class Bounds:
     """The limits of a node."""
 
-    # Bytes that all requests, their results and waiting messages may take together; above it the newest request is
-    # refused.
+    # Bytes that all requests, their results and waiting messages may take together; beyond that the newest request
+    # is refused.
     memory_max: int = 1 << 30
     result_bytes_max: int = 32 << 20  # size of all results of one command together, in bytes
     changes_bytes_max: int = 32 << 20  # size of all rows that one command changes, before and after, in bytes

@@ -319,7 +319,7 @@ class _Statement:
     """A context manager around each statement of a transaction.
 
     Within it the program's progress handler is called, and the transaction keeps the row ids of the statement.
-    An error of SQLite that no part of the engine has translated becomes one of the client's; the transaction is lost.
+    An error of SQLite that the engine has not translated becomes an error of the client; the transaction is lost.
     """
 
     __slots__ = ("_file_workspace", "_given", "_ids", "_leave", "_reads", "_stop", "is_running", "stopped")

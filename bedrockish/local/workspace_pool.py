@@ -269,7 +269,7 @@ class WorkspacePool:
             self.close(file_workspace)
 
     def close_all(self) -> None:
-        """Close the workspaces that no transaction uses, and every other one when it is given back."""
+        """Close the workspaces that no transaction uses, and each other workspace when it is given back."""
         self._is_closed = True
         self.close_idle()
 

@@ -2,7 +2,7 @@
 
 The first SIGTERM or SIGINT starts a departure. The node keeps voting and reading its links until its own requests are
 answered and durable. Statements that run in background workers are interrupted after a second, and answered as not
-executed. Its last message to each client says that the node has executed only the requests that it has answered, so
+executed. The node's last message to each client says that it has executed only the requests that it has answered, so
 that the client can send its other requests to another node.
 """
 

@@ -77,7 +77,7 @@ class Executions:
         """Execute a client's request; events that the core needs at once are added to ``following``.
 
         Args:
-            clock: the value of ``transaction_clock()`` in the request; 0: it has no clock yet.
+            clock: the value of ``transaction_clock()`` in the request; 0: the request has no clock yet.
             group: the numbers of requests that may share its transaction.
         """
         node = self._node

@@ -269,7 +269,7 @@ class Runtime:
             over.set()
 
         self.begin(request, done, prepare, once=once, shares=shares, base=base)
-        if not found:  # an answer found needs no checkpoint of trio: the caller is going to wait for its link
+        if not found:  # an answered read needs no checkpoint of trio: its caller is going to wait for its link
             try:
                 await over.wait()
             except trio.Cancelled:

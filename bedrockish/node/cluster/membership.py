@@ -83,7 +83,7 @@ def recognise(core: Node, hello: Hello) -> None:
     """Check the cluster and the release of a peer that connects, or that answers us.
 
     Raises:
-        RefusedError: the peer is of another cluster, or of a release that cannot take part in this one.
+        RefusedError: the peer is of another cluster, or of a release that cannot take part in this cluster.
     """
     refusal = judge_identity(hello, core.state.roster.links())
     if refusal is not None:
@@ -166,7 +166,7 @@ async def hear_the_living(core: Node, clock: Callable[[], Now]) -> None:
 async def keep_level(core: Node, submit: Callable[[Request], Awaitable[Answer]]) -> None:
     """Raise the cluster's release level as soon as all members support a higher one, until cancelled.
 
-    The first voter that is up does it. A change that fails is retried: a member may be restarting just then.
+    The first voter that is up raises the level. A change that fails is retried: a member may be restarting just then.
     """
     state = core.state
     while True:

@@ -23,7 +23,7 @@ class Seen:
 
     store: str = ""  # random id of the file; empty if none was seen
     batches: int = 0  # the number of durable batches in the file
-    start: bytes = b""  # id of the start of the process that had written the last of them; empty if unknown
+    start: bytes = b""  # id of the start of the process that had written the last batch; empty if unknown
 
 
 def add_start(kept: bytes | None, start: bytes, batches: int) -> bytes:

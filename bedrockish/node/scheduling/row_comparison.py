@@ -32,7 +32,7 @@ KEPT_MAX = 16  # stored verdicts; some are never read, because their transaction
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a comparison; ``why`` is None if it could not be made."""
+    """The result of a comparison; ``why`` is None if the comparison could not be made."""
 
     body: bytes
     schema: int

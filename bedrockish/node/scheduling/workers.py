@@ -404,7 +404,7 @@ class WorkerPool:
         error = lost(self._core.state, job.request.command, read)
         if error is None:
             # A transaction whose client got its clock keeps its base, because the clock must stay later than the base.
-            # So does a read of the journal, to which each later commit has added a row.
+            # A read of the journal keeps its base, too: each later commit has added a row to the journal.
             stays = read.clock or (read.readonly and read.reads_system)
             moved = read if stays else replace(read, base=dict(self._engine.applied))
             if isinstance(found, BedrockishError):

@@ -28,7 +28,7 @@ def caller_of(owner: object, user: str) -> str:
     """Return the name by which a caller's shares are counted.
 
     Args:
-        owner: the owner of its work: a link or an ``Owner``; another object has no address.
+        owner: the owner of the caller's work: a link or an ``Owner``; another object has no address.
         user: the caller's user; empty at a node without logins.
     """
     if user in ("", TOKEN):
@@ -53,7 +53,7 @@ def has_room(most: int, callers: Iterable[str], caller: str) -> bool:
 
     Args:
         most: how many may be open.
-        callers: the caller of each open one.
+        callers: the caller of each one that is open.
         caller: the caller that asks.
     """
     found = list(callers)

@@ -144,7 +144,7 @@ class Streams:
             if self._opener(name) is owner:
                 del self._opening[name]
             raise
-        if self._opener(name) is not owner:  # during ``_begin`` it was closed or opened again, or its client has gone
+        if self._opener(name) is not owner:  # the stream was closed or reopened in ``_begin``, or its client has gone
             self._release(stream)
             raise UsageError("the stream was closed")
         del self._opening[name]

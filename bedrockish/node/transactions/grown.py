@@ -1,7 +1,7 @@
 """Open transactions that have changed many rows; each runs in a workspace of its own, in threads.
 
 Open transactions share the engine's connection: each writes its rows again when another user has had the connection. A
-transaction of many rows would do that for every commit of others. So it moves to a workspace, once.
+transaction of many rows would write them again after every commit of others. So it moves to a workspace, once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ class GrownTransaction(OverlayTransaction):
     """A transaction that has moved to a workspace of its own.
 
     Args:
-        caller: the user or the address to whose share it counts.
+        caller: the user or the address to whose share the transaction counts.
     """
 
     def __init__(self, place: Workspace, work: TransactionWork, tick: Callable[[], int], caller: str) -> None:

@@ -38,7 +38,7 @@ class OpenTransaction:
     level: Mapping[str, int] | None = None
     # The durable commits on which its client's answers depend; None: the client has no answer yet.
     told: Mapping[str, int] | None = None
-    # A random text that names it to operators, who must not learn its command id, which belongs to its user.
+    # A random name for operators, who must not learn the transaction's command id, which belongs to its user.
     id: str = field(default_factory=lambda: os.urandom(6).hex())
     # The semaphore that one step at a time acquires.
     turn: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(1, max_value=1))

@@ -333,7 +333,7 @@ class Node:
             # This node counts a transaction as committed only when it has the entry: only then can it apply the commit.
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
-        # Up to safe time the journal has every outcome: a message about one of them is late or wrong.
+        # Up to safe time the journal has every outcome: a message about such a transaction is late or wrong.
         elif self.state.outcome(message.txid) is None and message.txid.clock > self.state.clock.safe:
             self.state.votes.end(message.txid, commit=False)
 
@@ -353,7 +353,7 @@ class Node:
         self.safe_time.advance()
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
-        # If safe time has passed the clock of a BEGIN that waits for its base, its leader gets the outcome now.
+        # If safe time has passed the clock of a BEGIN that waits for its base, the BEGIN's leader gets the outcome now.
         self.voter.settle()
         self.staging.check()
         self.recovery.check()

@@ -1,8 +1,8 @@
 """Limits the connections to a node by address, so that one address cannot take all places. Pure, except that it calls
 its callers' functions.
 
-A stranger is a connection that has not sent HELLO. If there are too many strangers, the oldest one of the address that
-has most of them is disconnected. A caller that has sent HELLO is no longer a stranger, however long its admission
+A stranger is a connection that has not sent HELLO. If there are too many strangers, the oldest stranger of the address
+that has most of them is disconnected. A caller that has sent HELLO is no longer a stranger, however long its admission
 takes.
 """
 

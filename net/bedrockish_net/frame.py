@@ -85,7 +85,7 @@ class FrameReader:
 
         Raises:
             RemoteProtocolError: the next frame announces more than ``limit`` bytes, in its first 4 bytes, or its kind
-                is unknown. Nothing of it is stored.
+                is unknown. Its payload need not have arrived.
         """
         buffer, start = self._buffer, self._at
         held = len(buffer) - start

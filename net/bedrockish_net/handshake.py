@@ -220,7 +220,7 @@ def is_on_this_machine(stream: trio.abc.Stream) -> bool:
         raw = raw.transport_stream
     try:
         address = raw.socket.getpeername()
-    except AttributeError:  # not a socket at all, such as two ends in one program
+    except AttributeError:  # a stream without a socket, such as two ends in one program
         return True
     return isinstance(address, str) or is_loopback(str(address[0]))  # a text is the path of a Unix socket
 

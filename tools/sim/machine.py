@@ -1,7 +1,7 @@
 """One node with its disk and its clocks: a driver of a real core, which follows the contract of ``core.effects``.
 
-Events are gathered into batches. The effects of a batch are performed in order on the open batch of the disk. Its
-messages and answers leave when this batch and all earlier ones are durable.
+Events are gathered, and their effects are performed in order on the open batch of the disk. Messages and answers among
+these effects leave when this batch and all earlier ones are durable.
 """
 
 import traceback
@@ -211,8 +211,8 @@ class Machine:
     ) -> bool:
         """Accept a client's request; return False if the node is down.
 
-        With ``alone``, a strict read does not share its question to a quorum with other reads. With ``shares``, what
-        ``prepare`` returns may be merged with the transactions of other requests.
+        With ``alone``, a strict read does not share its question to a quorum with other reads. With ``shares``, the
+        result of ``prepare`` may be merged with the transactions of other requests.
         """
         if self.node is None:
             return False

@@ -36,7 +36,7 @@ class _Hold:
     txid: Txid | None = None  # the reservation that it honours now
     since: float = 0.0  # the time since which it honours this one
     over: float = 0.0  # the time of the first step after the reservation should have ended; 0 before such a step
-    spent: float = 0.0  # seconds for which it has honoured reservations of others, each counted up to its longest time
+    spent: float = 0.0  # seconds for which it has honoured reservations of other machines, each up to its longest time
 
 
 @dataclass

@@ -101,7 +101,7 @@ class Options:
     readers: int = 1  # the number of programs that follow the change feed
     alter: float = 0.0  # the chance that a command changes the schema
     schema_delay_ms: int = 50  # the time from the commit of a schema change until it comes into force
-    # The longest time that others hold back for a command over many rows that repeatedly conflicts.
+    # The longest time that other commands hold back for a command over many rows that repeatedly conflicts.
     reserve_ms: int = 3_000
     # Transactions and messages of more than twice this size are sent in pieces of this size; 0: hardly any are.
     piece_bytes: int = 0

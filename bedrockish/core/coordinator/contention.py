@@ -88,7 +88,7 @@ class Contention:
                 self.reservations.reserve_if_needed(inflight, access_set, kind)
                 state.counts["waited"] += 1
                 return WaitFor(found.other)
-        # The other requests for these keys wait for this one's reservation: waiting for them would block them all.
+        # The other requests for these keys wait for the reservation of this request, so it must not wait for them.
         if inflight.goes_first:
             return None
         # An earlier request of this node may pause for the same keys. It goes first: otherwise the newest request would

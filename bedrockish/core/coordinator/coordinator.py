@@ -205,7 +205,7 @@ class Coordinator:
     # -- the handlers of the stages --------------------------------------------------------------------------------
 
     def _take_up(self, inflight: InFlight, _end: End = None) -> Step:
-        """Execute a request, or begin its kept execution again, unless a known obstacle would make it lose."""
+        """Execute a request, or begin its kept execution again, unless a known obstacle would make it fail."""
         inflight.is_free = False
         found: Step | None = None
         # Execute a request once before it waits for anything: it may be a read, which need not wait.
@@ -498,7 +498,7 @@ class Coordinator:
             inflight.unfit += 1
             too_often = inflight.once or inflight.unfit > requests.UNFIT_MAX
             return told_too_early(inflight.request.command) if too_often else Pause(1)
-        # Before a voter can approve this transaction, it has to roll back those of our earlier transactions that
+        # Before a voter can approve this transaction, the voter must roll back those of our earlier transactions that
         # conflict with it. Other rollbacks do not concern this transaction.
         rolling: tuple[Txid, ...] = ()
         if self.rollbacks.rolling:

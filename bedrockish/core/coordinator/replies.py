@@ -75,7 +75,7 @@ class Replies:
         """Answer a request, or run it again, after the end of one of its transactions."""
         inflight.open.discard(transaction.txid)
         if commit:
-            # The transaction ended in this step, so it is in the window. An adopted one has its place in another
+            # The transaction ended in this step, so it is in the window. If it was adopted, its place may be in another
             # timeline.
             place = self.state.commit_window.known[transaction.txid].places[0]
             answer = requests.committed(self.state, inflight, transaction, place)

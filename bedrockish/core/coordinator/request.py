@@ -88,7 +88,7 @@ class Awaited:
     config: int  # the version of the membership whose majority was asked
     names: set[Txid] = field(default_factory=set)  # those that have not ended here, or whose commit is not applied
     safe: int = 0  # the clock that safe time has to reach, because an answer had no room for all transactions
-    asked: int = 0  # how often their leaders were asked for their outcomes
+    asked: int = 0  # how often the leaders of these transactions were asked for outcomes
 
     def add(self, others: Iterable[Txid], clock: int) -> None:
         """Add the transactions that a voter has named; ``clock`` is the voter's clock then."""
@@ -125,7 +125,7 @@ class InFlight:
     attempts: int = 0  # how often the request was executed
     rejections: int = 0  # how often voters rejected its transactions
     access_set: AccessSet | None = None  # the access set of its last execution
-    read: Prepared | None = None  # its execution, while a majority is asked about it; only of a request that only read
+    read: Prepared | None = None  # its execution, if it only read, while a majority is asked about the reads
     open: set[Txid] = field(default_factory=set)  # its transactions whose end is not known yet
     # The requests that wait until this request is in flight or has ended.
     behind: deque[int] = field(default_factory=deque)
@@ -462,7 +462,7 @@ def _conflict_error(inflight: InFlight, other: Txid, key: bytes, state: State) -
 
 
 def _advice(inflight: InFlight, key: bytes) -> str:
-    """Return advice for a request that lost because others wrote into a range that it uses; empty for single keys."""
+    """Return advice for a request that lost to writes of other requests into a range; empty for single keys."""
     access_set = inflight.access_set
     is_own = key == command_key(inflight.request.command)
     if access_set is None or is_own or key in access_set.touched or not access_set.has_ranges:

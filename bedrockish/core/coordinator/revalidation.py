@@ -78,7 +78,7 @@ class AccessSets(Protocol):
         """Return a key that the reader has read or looked up and this transaction writes, or None."""
 
     def rests_on(self) -> AccessSet:
-        """Return, as reads, the keys on which the transaction depends: a later write of one can invalidate it."""
+        """Return, as reads, the keys on which the transaction depends: later writes of these can invalidate it."""
 
     def access_set(self) -> AccessSet:
         """Return the access set to certify."""
@@ -141,7 +141,7 @@ def _rests_on(command: str, prepared: Prepared, now: int) -> tuple[AccessSet, in
         # The check includes the command id and a present clock: the command may have happened elsewhere, or a schema
         # change may have come into force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
-    # A membership change depends on the membership in its base: committed after another one, it would undo that one.
+    # A membership change depends on the membership in its base: it would undo a change that its base lacks.
     return access_set, KEEPS_BASE if prepared.clock or prepared.kind == MEMBERS else prepared.config
 
 
@@ -164,7 +164,7 @@ def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | Bed
     error = lost(state, inflight.request.command, prepared)
     if error is not None:
         return error
-    # A transaction whose client got its clock keeps its base, below that clock; others move up to the newest commits.
+    # If the client got its clock, the transaction keeps its base, which is below that clock; else the base moves up.
     if prepared.clock or prepared.base == state.timelines.applied:
         return prepared
     return replace(prepared, base=dict(state.timelines.applied))

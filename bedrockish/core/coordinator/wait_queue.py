@@ -246,7 +246,7 @@ class WaitQueue:
                 and other.once == inflight.once
                 # A transaction is certified with all its reads, or with none.
                 and other.request.isolation == inflight.request.isolation
-                # A command that was sent twice would happen twice in one transaction, which its id cannot prevent.
+                # A command that was sent twice would happen twice in one transaction: the id cannot prevent this.
                 and other.request.command not in commands
             ):
                 commands.add(other.request.command)
@@ -398,7 +398,7 @@ class Together:
     def divide(self, group: list[InFlight]) -> list[InFlight]:
         """Make several groups of one that has met a conflict; return the first request of each.
 
-        The conflict belongs to one command, and it is not known to which. A group of n commands becomes about √n
+        The conflict belongs to one command, but to which is not known. A group of n commands becomes about √n
         groups, and the commands of a group that meets a conflict again go on alone: that takes about 2 √n transactions
         in place of n, and no command is held up by conflicts of others more than twice. A small group is not worth a
         second try.
@@ -429,7 +429,7 @@ class Together:
     def settle(self) -> None:
         """Dissolve the groups whose first request has to wait."""
         for number, inflight in list(self.leading.items()):
-            # The requests that were only grouped with it should not wait for its obstacle.
+            # The requests that were only grouped with the first should not wait for its obstacle.
             if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
                 self.part(inflight)
 

@@ -501,7 +501,7 @@ def encode(message: Message) -> bytes:
 
 @value
 class Whole:
-    """An assembled message, and the transaction in it; None if it has none, or a malformed one."""
+    """An assembled message, and its transaction; None if the message has none, or a malformed one."""
 
     message: Message
     transaction: Transaction | None

@@ -36,7 +36,7 @@ class Prepared:
     result: bytes  # encoded results (see ``bedrockish.api.requests``)
     # The value that ``transaction_clock()`` returned in it, later than every commit in ``base``; 0 without such a call.
     clock: int = 0
-    # The commands that were executed after it, on top of its changes, each with its encoded results.
+    # The commands that were executed after this one, on top of its changes, each with its encoded results.
     joined: tuple[tuple[str, bytes], ...] = ()
     shares: tuple[int, ...] = ()  # the number of changes of each command, its own first; empty if unknown
     # The user of each command, its own first; empty if it is the only command, or none has a user.

@@ -85,7 +85,7 @@ class Recovery:
                 # now, this node included.
                 attempts = self.coordinator.attempts
                 is_free = not attempts.decides(txid)
-                # Or voters have promised it to a recovery that has not asked this node, and no longer approve it; the
+                # Or voters have promised it to a recovery that has not asked this node: they no longer approve it; the
                 # recovering node may have died. Perhaps no other node holds the transaction, so this node recovers it,
                 # but waits longer than another holder would (that is five times the suspicion, see below).
                 if (is_free and age > 2 * suspicion) or (age > 6 * suspicion and attempts.is_promised(txid)):
@@ -96,7 +96,7 @@ class Recovery:
                 # The nodes start one after the other: two simultaneous recoveries would refuse each other's ballots.
                 if age > suspicion * (1 + 0.3 * self._rank()):
                     self.start(transaction)
-            # The leader is alive: it may have ended the transaction, and its message was lost.
+            # The leader is alive: it may have ended the transaction, and the message about the end was lost.
             elif age >= 2 * leader.pending_s:
                 asks.setdefault(txid.leader, []).append(txid)
         self._ask_leaders(asks)
@@ -154,7 +154,7 @@ class Recovery:
         if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
             return
         if not state.roster.is_voter(state.me):
-            return  # this node was demoted after it began a round, and no voter promises to it
+            return  # this node was demoted after it began a round: voters promise nothing to a learner
         self.counts["started"] += 1
         leader = state.roster.peers.get(txid.leader)
         if leader is not None:

@@ -70,8 +70,8 @@ class SafeTime:
 
     def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
         for name, hold in holds.items():
-            # Of two holds of one reader, the one of the later start counts, and for the same start the one with the
-            # greater clock. So all nodes agree, in any order of the reports.
+            # Of two holds of one reader, the hold of the later start counts; of one start, the hold with the greater
+            # clock. So all nodes agree, in any order of the reports.
             if hold > self.state.holds.get(name, (0, 0)):
                 self.state.hold_journal(name, hold)
 

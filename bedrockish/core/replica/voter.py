@@ -76,7 +76,7 @@ class Voter:
 
     def _judge(self, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        # Closed time no longer waits for this transaction: each path below answers it or adds it again.
+        # Closed time no longer waits for this transaction: each path below answers it or makes it wait again.
         until = state.votes.comparing.pop(txid, None)
         if self.tell_outcome(txid.leader, txid):  # V1: it has ended, or is below safe time
             return
@@ -100,7 +100,7 @@ class Voter:
             return
         # Move the clock up only after V15 has accepted the BEGIN's: from now on our own transactions have later clocks.
         state.clock.adjust(txid.clock)
-        for given_up in transaction.rollbacks:  # V5: its leader gave these up before it began this
+        for given_up in transaction.rollbacks:  # V5: its leader gave these up before this BEGIN
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
         if transaction.config < state.roster.membership.version:
@@ -141,7 +141,7 @@ class Voter:
         if not self._check_rows(transaction, until):  # V12: its rows are the rows here
             return
         state.votes.hold(transaction)  # V13: durable before the approval leaves
-        # Our own requests that wait for their turn on its keys now wait for its end (``Node._settle``).
+        # Our own requests that wait for their turn on these keys now wait for its end (``Node._settle``).
         self.approved.append(transaction)
         self._approve(txid)
 
@@ -163,7 +163,7 @@ class Voter:
             self.state.votes.comparing[txid] = until or self.state.clock.now.seconds + COMPARING_S
         elif why:
             # The damaged tables may be this node's own. The leader notes the difference, too, and both nodes compare
-            # their tables with those of the others.
+            # their tables with those of other nodes.
             self._reject(txid, Reason.DIFFERS)
         return why == ""
 

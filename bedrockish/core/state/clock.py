@@ -110,7 +110,7 @@ class Clock:
         self._wall = pack(wall_ms) if self.follows_wall else 0
 
     def _without_leap(self, middle: int) -> int:
-        """Return the median wall clock less our monotonic one, or its earlier value if it has leapt ahead too far.
+        """Return ``middle``, or the last value returned if the median wall clock has leapt too far ahead of that.
 
         If the cluster's clock followed a majority whose walls are an hour ahead for a moment, it would then stand still
         for an hour. Leaps are not limited for the walls heard at the start.

@@ -354,6 +354,6 @@ class CommitWindow:
         journal.
         """
         leader, tick = place
-        # Retired timelines have their own floor: a later base does not name them, and would seem to lack all of them.
+        # Retired timelines have their own floor: a later base does not name them, and would seem to lack their commits.
         floor = self._retired_floor if leader in self._retired else self.floor
         floor[leader] = max(tick, floor.get(leader, 0))

@@ -41,7 +41,7 @@ IDLE_BEATS = 5  # the heartbeats of an idle node are up to this many times rarer
 def idle_ms(settings: Settings) -> int:
     """Return the interval of the heartbeats of an idle node.
 
-    The interval leaves half of ``suspicion_ms`` for the delay of a message: else the node would seem silent.
+    The interval leaves half of ``suspicion_ms`` for the delay of a message: otherwise the node would seem silent.
     """
     return max(settings.heartbeat_ms, min(IDLE_BEATS * settings.heartbeat_ms, settings.suspicion_ms // 2))
 

@@ -1,7 +1,7 @@
 """Frames, which separate the messages in a stream of bytes.
 
 A frame is the length of its payload (4 bytes, big-endian), its kind (1 byte) and the payload. The length comes first so
-that a reader can refuse a frame that is too long before it stores any of it.
+that a reader can refuse a frame that is too long before the payload arrives.
 """
 
 from enum import IntEnum

@@ -101,7 +101,7 @@ async def _no_clients(link: Link) -> None:
 
 
 class Mesh:
-    """The links of one node. Start it with ``await nursery.start(mesh.run)``; cancel that to stop it.
+    """The links of one node. Start it with ``await nursery.start(mesh.run)``; cancel ``run`` to stop the mesh.
 
     Why so large: Most attributes are the arguments below, each a decision that the network leaves to its user.
     """

@@ -24,8 +24,8 @@ def read_certificate(pem: str) -> tuple[int, datetime]:
     if signed[:1] == bytes([_VERSION]):
         _, signed = _split(signed, _VERSION)
     serial, rest = _split(signed, _INTEGER)
-    _, rest = _split(rest, _SEQUENCE)  # the algorithm
-    _, rest = _split(rest, _SEQUENCE)  # the issuer
+    _, rest = _split(rest, _SEQUENCE)  # skip the algorithm
+    _, rest = _split(rest, _SEQUENCE)  # skip the issuer
     validity, _ = _split(rest, _SEQUENCE)
     _, rest = _split(validity)
     ends, _ = _split(rest)

@@ -100,7 +100,7 @@ class Client:
             self.world.after(self.luck.expovariate(1000 / options.think_ms), self._next)
             return
         isolation = SNAPSHOT if self.luck.random() < options.snapshots else SERIALIZABLE
-        # A node asks a majority before it reads the journal; the model's transactions read everything before they ask.
+        # A node asks a majority before it reads the journal, and an interactive transaction of the model cannot ask.
         if self.luck.random() < options.talks and statements[-1].sql != "journal":
             self.talks.add(command)
         if level == STALE and (isolation == SNAPSHOT or command in self.talks):

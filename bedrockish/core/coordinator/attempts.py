@@ -22,7 +22,7 @@ from bedrockish.errors import forgotten
 from bedrockish_journal.model.access_set import clock_key, is_clock
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 
-TURNS_MAX = 8  # up to this many rejections, a request is executed again at its turn; later after a random pause
+TURNS_MAX = 8  # up to this many rejections, a request runs again at its turn; after further ones, after a random pause
 
 
 @dataclass(slots=True)

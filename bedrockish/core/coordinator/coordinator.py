@@ -424,7 +424,7 @@ class Coordinator:
             commands += tuple(command for command, _ in prepared.joined)
         inflight.writes, inflight.alters = True, prepared.kind == SCHEMA
         inflight.access_set = claim(prepared.access_set, commands, prepared.kind, clock, activates)
-        # Before the tests for obstacles: a command that has happened is answered from the journal anyway.
+        # This test comes before those for obstacles: a command that has happened is answered from the journal anyway.
         happened = state.happened(commands)
         if happened is not None:
             # The commands that were only batched with this one have not happened, and go on without it.

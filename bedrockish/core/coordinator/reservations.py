@@ -37,7 +37,7 @@ from bedrockish_journal.model.access_set import (
 )
 from bedrockish_journal.model.transaction import ROWS, Txid
 
-ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # executions, and seconds since its arrival, after which a request makes a reservation
+ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # a request makes a reservation after these executions, and seconds since its arrival
 WIDE = 64  # keys: a request for fewer keys and for no range never makes a reservation
 TIMES = 2.5  # the duration of a reservation, as a multiple of the time of the request's last failed execution
 SETTLING = 4  # commit times in which transactions begun before the reservation arrived have usually ended

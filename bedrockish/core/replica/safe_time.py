@@ -34,8 +34,8 @@ class SafeTime:
     def __init__(self, state: State, apply_queue: ApplyQueue) -> None:
         self.state = state
         self.apply_queue = apply_queue
-        self._cut_at = -IDLE_CUT_S  # seconds when the cut last moved
-        self._moved_at = -HURRY_S  # seconds when ``advance`` last computed the three times
+        self._cut_at = -IDLE_CUT_S  # seconds at which the cut last moved
+        self._moved_at = -HURRY_S  # seconds at which ``advance`` last computed the three times
         self._told: tuple[int, int] = (0, 0)  # closed and cut in our last gossip to all
         self._aged: deque[tuple[float, int]] = deque()  # (seconds, safe time then), oldest first
         self._due: Txid | None = None  # the schema change for whose activation time is closed early

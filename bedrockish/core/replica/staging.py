@@ -20,12 +20,12 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 KEPT_S = 60.0  # how long an idle offer or an incomplete message is kept
 FOUND_S = 10.0  # how long pieces that are in the file at the start are kept for an offer that names them
-OFFERED_BYTES_MAX = 256 << 20  # bytes of one peer's offers together
+OFFERED_BYTES_MAX = 256 << 20  # most bytes of all offers of one peer
 OFFERED_PIECES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 64 << 20
 MESSAGES_MAX = 4  # incomplete messages of one peer; further ones are dropped, and the peer sends them again
 ASSEMBLING_MAX = 16  # complete messages of one peer that are not put together yet; further ones are dropped as well
-WINDOW_MIN, WINDOW_MAX = 8, 64  # pieces under way from one peer, like the window of TCP
+WINDOW_MIN, WINDOW_MAX = 8, 64  # how many pieces may be under way from one peer, like the window of TCP
 DELAY_S = 0.05  # a piece that is slower than the quickest one by more than this makes the window smaller
 ASK_AGAIN_S = 2.0
 READING_S = 5.0  # how long closed time waits at most for a message that came in time and is still being put together

@@ -37,7 +37,7 @@ def claim(access_set: AccessSet, commands: tuple[str, ...], kind: str, clock: in
 def prepare_commit(
     access_set: AccessSet, base: Vector, recent: CommitWindow, pending: Pending, own: Txid | None = None
 ) -> Conflict | None:
-    """Return a conflict with a commit outside the base or with a pending transaction; None if it may be approved."""
+    """Return a conflict of the access set with a commit outside the base or a pending transaction; else None."""
     # The commits first: a conflict with a commit is final; a conflict with a pending transaction may go away.
     found = next(recent.conflicts(access_set, base, own), None)
     return found or next(pending.conflicts(access_set, own), None)

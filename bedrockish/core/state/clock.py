@@ -66,7 +66,7 @@ class Clock:
         self.safe, self.settled = safe, max(safe, settled)
         self.lag = ClosingLag(settings)  # how far behind its clock this node closes time
         self.reading: Now | None = None
-        self.walls: list[int] = []  # the other voters' wall clocks, less our monotonic one, in order
+        self.walls: list[int] = []  # the other voters' wall clocks, less our monotonic clock, sorted
         self.followed_ms = now.wall_ms  # our wall clock, limited by most voters' walls; 0 before these are known
         self._wall = 0  # the followed wall as a value of the clock
 
@@ -146,7 +146,7 @@ class Clock:
         # A clock that only counts has no wall, so no other clock can be ahead of it.
         if not self.follows_wall:
             return 0
-        # If walls were set back, our own clock may be ahead of every wall; a clock that is not above ours moves none.
+        # If walls were set back, our own clock may be ahead of every wall; a clock up to ours is within the bound.
         ahead = milliseconds(clock) - max(self.believed_ms, milliseconds(self.value))
         return ahead if ahead > self.settings.clock_offset_ms else 0
 

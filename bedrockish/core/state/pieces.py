@@ -13,7 +13,7 @@ from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.transaction import Transaction, Txid
 
 SENT_S = 60.0  # how long the pieces of a message wait for a peer to ask for them
-SENT_BYTES_MAX = 256 << 20  # bytes of pieces that wait for one peer to request them
+SENT_BYTES_MAX = 256 << 20  # most bytes of pieces that wait for one peer to request them
 REMEMBERED_S = 5.0  # how long cuts are remembered
 
 
@@ -42,7 +42,7 @@ class Pieces:
     """The pieces of large transactions that this node has."""
 
     settings: Settings
-    saved: dict[bytes, int]  # the pieces in its file: sha256 -> size
+    saved: dict[bytes, int]  # the pieces in the node's file: sha256 -> size
     named: dict[Txid, tuple[bytes, ...]] = field(default_factory=dict)  # the saved pieces that a vote names
     # The pieces of our own undecided transactions, by their hash.
     offered: dict[bytes, Slice] = field(default_factory=dict)

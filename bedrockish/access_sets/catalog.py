@@ -32,7 +32,7 @@ class Column:
     name: str
     affinity: str
     generated: bool
-    place: int | None  # position of its value in a captured row; None for a generated column that is not stored
+    place: int | None  # position of the value in a captured row; None for a generated column that is not stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Index:
     # column, or a collation that is not SQLite's own.
     opaque: bool
     object: str  # name of the index's key space
-    sql: str = ""  # the statement that creates it; empty for the index of a constraint
+    sql: str = ""  # the statement that creates the index; empty for the index of a constraint
     # Numbers of all columns of an entry, in order; for a WITHOUT ROWID table, of the whole row.
     stored: tuple[int, ...] = ()
 

@@ -36,7 +36,7 @@ Rows = dict[str, dict[int, Row]]
 class Touched:
     """Changed rows of a table whose rows the hook cannot show."""
 
-    rowids: dict[int, None] = field(default_factory=dict)  # their rowids, in the order of the first change
+    rowids: dict[int, None] = field(default_factory=dict)  # rowids of the rows, in the order of the first change
     changes: int = 0  # number of changes; if it is larger than the number of rows, some rows changed several times
     # Shadow table and rowid of each written chunk -> its bytes before the request; None for a new chunk.
     chunks: dict[tuple[str, int], bytes | None] = field(default_factory=dict)

@@ -101,7 +101,7 @@ def sources(index: Index, table: Table) -> dict[int, str] | None:
 def comparable_columns(index: Index, table: Table) -> int:
     """Return the number of leading columns of an index whose values have comparable key bytes.
 
-    The first column with an application's collation, or with an expression that cannot be parsed, ends them.
+    They end before the first column with an application's collation or with an expression that cannot be parsed.
     """
     if not index.opaque:
         return len(index.columns)

@@ -76,5 +76,5 @@ def _child_scan(program: list[Op], counter: int) -> set[int]:
 
 
 def _is_foreign_key_action(program: list[Op]) -> bool:
-    """Return whether a program is a foreign-key action such as CASCADE: a trigger's program begins with its name."""
+    """Return whether a program is a foreign-key action such as CASCADE: unlike a trigger's program, it has no name."""
     return bool(program) and program[0].name == "Init" and program[0].p4 is None and program[-1].name == "Halt"

@@ -107,8 +107,8 @@ class Access:
 class Dependent:
     """A read that depends on rows read before."""
 
-    coarse: Access  # an interval that contains the read, independent of those rows
-    fine: Access  # the narrower interval in terms of columns of those rows
+    coarse: Access  # an interval that contains the read, whatever the rows read before
+    fine: Access  # the narrower interval, with ends that use columns of the rows read before
     reasons: tuple[tuple[str, str], ...]  # why ``coarse`` may be too wide, each with the object
 
 
@@ -181,10 +181,10 @@ class ProgramReads:
 
 def statement_reads(
     programs: list[list[Op]],  # the programs, in the form of EXPLAIN
-    schema: Schema,  # the schema for which they were compiled
+    schema: Schema,  # the schema for which the programs were compiled
     check: Check = unlimited,  # raises an error when the analysis has used up its time
     *,
-    # Whether to find where loops end before their range; only if exactly this program is going to run.
+    # Whether to find the loops that end before their range does; only if exactly this program is going to run.
     with_stops: bool = True,
     # See ``virtual_reads``; None if unknown, so that a read of a virtual table is a read of everything.
     named: Set[str] | None = None,

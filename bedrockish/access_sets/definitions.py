@@ -70,7 +70,7 @@ class Definitions:
 
     @property
     def are_many(self) -> bool:
-        """Whether SQLite itself takes long to read the schema, as it does after a schema change is rolled back."""
+        """Whether SQLite takes long to read all definitions, as it has to after the rollback of a schema change."""
         return len(self._rows) > _MANY
 
     def changed_since(self, known: "Definitions | None") -> Set[str]:

@@ -1,9 +1,9 @@
 """Refuses rows and UNIQUE keys for which SQLite would compute other values at other nodes, because of a JSON document.
 
-SQLite marks the result of a JSON function as a document, until the value is stored. For a document ``a`` that was made
-in the same statement ``json_array(a)`` is ``[[1]]``, and for the stored text it is ``["[1]"]``. The journal has the
-stored row, from which each node computes generated columns and index entries again. The node would compute other
-values, and so other UNIQUE keys, than the leader.
+SQLite marks the result of a JSON function as a document, until the value is stored. So ``json_array(a)`` is ``[[1]]``
+if ``a`` is the document ``[1]``, made in the same statement, and ``["[1]"]`` if ``a`` is the stored text. The journal
+has the stored row, from which each node computes generated columns and index entries again. Such a node would compute
+other values, and so other UNIQUE keys, than the leader.
 """
 
 from bedrockish.access_sets.catalog import Prepare, Schema

@@ -107,7 +107,7 @@ class LoopReader:
     def __init__(
         self,
         ops: list[Op],
-        schema: Schema,  # the schema for which it was compiled
+        schema: Schema,  # the schema for which the program was compiled
         values: Values,  # returns the possible values of a register
         changed_at: ChangedAt,  # returns the addresses at which a register may change
         is_private: Callable[[int], bool],  # returns whether a cursor is on an ephemeral table of the statement
@@ -119,7 +119,7 @@ class LoopReader:
         self._changed_at, self._is_private = changed_at, is_private
 
     def stop(self, seek: Op, on: Table | Index, guard: int, steps: Sequence[Op]) -> Stop | None:
-        """Find the stop of the loop that begins with a seek; return None if it has none, or is not understood.
+        """Return the stop of the loop that begins with a seek; None if the loop has none, or is not understood.
 
         Args:
             on: the table or index of its cursor.
@@ -148,8 +148,8 @@ class LoopReader:
     def _outer_joins(self, guard: int, last: int) -> tuple[int, dict[int, int]]:
         """Find the instructions at the end of a loop that produce rows of NULLs for outer joins.
 
-        For each outer join, innermost first, they check whether it has found a row; if not, they run the loop's body
-        with NULLs.
+        For each outer join, innermost first, these instructions check whether the join has found a row; if not, they
+        run the loop's body with NULLs.
 
         Return the address of the first of these instructions, and by cursor the address of each join's check.
         """
@@ -178,7 +178,7 @@ class LoopReader:
         return may_jump(op) and any(first <= target <= last for target in (op.p2, *_more_targets(op)))
 
     def table(self, on: Table | Index) -> Table:
-        """Return a table unchanged, and the table of an index."""
+        """Return a table itself, or the table of an index."""
         return on if isinstance(on, Table) else self._schema.tables[on.table]
 
     def value(self, register: int) -> Atom | None:

@@ -34,7 +34,7 @@ class Atom(NamedTuple):
 class Cell(NamedTuple):
     """A column of the rows of a cursor."""
 
-    program: int  # number of the program; 0 for the statement's own, then those of its triggers
+    program: int  # number of the program; 0 for the statement's own, others for those of its triggers
     cursor: int  # number of the cursor in that program
     column: int  # number of the column in the cursor's table or index, as stored there; ``ROWID`` for the rowid
 
@@ -204,7 +204,7 @@ class Registers:
             case "IfNullRow":
                 self._set(op.p3, NO_VALUE)
             case "Param":
-                self._written(op.p2)  # its values are added by ``_pass_parameters``
+                self._written(op.p2)  # the values of the register are added by ``_pass_parameters``
             case "AggStep" | "AggStep1" if op.p4 in _CHOOSE:
                 self._copy(op.p2, op.p3)
             case "AggFinal" if op.p4 in _CHOOSE:
@@ -349,7 +349,7 @@ class Registers:
 class _Fill(NamedTuple):
     """The sources of rows of a private table."""
 
-    is_known: bool  # whether there are no other sources
+    is_known: bool  # whether ``made`` and ``copied`` have all sources
     made: tuple[Op, ...]  # the MakeRecord instructions of the rows
     copied: tuple[int, ...]  # cursors whose rows are copied whole
 

@@ -63,7 +63,7 @@ class Tables:
             changed, or if it has become the parent of a foreign key or ceased to be one.
     """
 
-    definitions: Definitions  # the definitions from which they were described
+    definitions: Definitions  # the definitions from which the tables were described
     by_name: dict[str, Table]  # name, as the schema spells it -> table
     references: dict[str, frozenset[str]]  # table with foreign keys -> folded names of its parents
     checked: dict[str, str]  # table that may have CHECKs -> its CREATE statement

@@ -20,7 +20,7 @@ _FAIL, _IGNORE = 3, 4  # conflict clauses in P5 of VUpdate
 class VirtualReads:
     """The key spaces that a program reads through virtual tables."""
 
-    objects: tuple[str, ...] = ()  # key spaces that it reads as a whole
+    objects: tuple[str, ...] = ()  # key spaces that the program reads as a whole
     probes: tuple[str, ...] = ()  # key spaces that constraints look up; they count if the statement fails
 
 

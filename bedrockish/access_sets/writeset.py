@@ -91,7 +91,7 @@ class WriteKeys:
                 read_ranges.update(ranges)
 
     def whole(self, table: str) -> list[Range]:
-        """Return ranges with all keys that rows of a table can write, if only the net effect of changes is known."""
+        """Return ranges with all keys that a table's rows can write, where only the net effect of changes is known."""
         return self._keys_of(table).whole()
 
     def in_bulk(self, table: str, changes: Iterable[Change]) -> list[Range]:

@@ -35,7 +35,7 @@ class BackgroundReads:
 
     def __init__(self, file: str, prepare: Prepare, limits: Limits) -> None:
         self._file, self._prepare, self._limits = file, prepare, limits
-        self._idle: deque[apsw.Connection] = deque()  # at most one, kept for the next ``reader``
+        self._idle: deque[apsw.Connection] = deque()  # at most one connection, kept for the next ``reader``
         self._is_closed = False
 
     def open_reader(self) -> apsw.Connection:

@@ -60,7 +60,7 @@ class EntryApplier:
         return changes
 
     def encode(self, changes: list[Change]) -> bytes:
-        """Encode the changes of a transaction; if the encoding is short, keep them, so that it need not be decoded."""
+        """Encode the changes of a transaction; keep the changes of a short encoding, so that it need not be decoded."""
         data = encode_changes(changes)
         self._keep(data, changes)
         return data
@@ -103,7 +103,7 @@ class EntryApplier:
         """Write the rows of an entry and its row in the journal; ``Batch.write`` calls this, also for ``redo``.
 
         Args:
-            repeat: its transaction was applied already, under another label.
+            repeat: whether the entry's transaction was applied already, under another label.
             applied_ms: the wall clock, in milliseconds since 1970.
 
         Raises:

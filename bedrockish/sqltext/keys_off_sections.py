@@ -43,7 +43,7 @@ def sections(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 def section_end(texts: Sequence[str], at: int) -> int:
     """Return the position after the section that begins with PRAGMA foreign_keys = OFF at position ``at``.
 
-    The section is only the PRAGMA if none of its statements changes the schema, or if one controls a transaction.
+    If no statement up to ON changes the schema, or one controls a transaction, the section is only the PRAGMA.
     """
     changes = False
     end = at + 1

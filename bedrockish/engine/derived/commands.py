@@ -29,7 +29,7 @@ class Command(NamedTuple):
     """A command of a virtual table, in the text of a statement."""
 
     table: str  # the name of the virtual table
-    is_literal: bool  # whether its values are in the text, or can be written into the text
+    is_literal: bool  # whether the command's values are in the text, or can be written into the text
     # Whether it maintains an index: if the index matches its rows, no result changes. Other commands configure it.
     is_upkeep: bool = False
 

@@ -55,7 +55,7 @@ class CompiledTexts:
         """Use the tables of a new schema, and drop the statements compiled for the old one.
 
         Args:
-            known: the sizes under an earlier schema, which unchanged views and triggers keep; None: no sizes.
+            known: sizes under an earlier schema, to reuse for unchanged views and triggers; None without any.
         """
         self._tables, self._analysis = tables, analysis
         self.forget()

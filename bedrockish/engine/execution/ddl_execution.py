@@ -57,7 +57,7 @@ _DATA = (  # names that are counted as the catalogue, although their content is 
     ("pragma_foreign_key_check", "use PRAGMA foreign_key_check"),
 )
 _SAME_EVERYWHERE = frozenset({"json_each", "json_tree"})
-STEP_BYTES = 32  # what a recorded statement takes besides its text: above all the digest of its answer
+STEP_BYTES = 32  # bytes of a recorded statement besides its text: above all the digest of its answer
 _WAY_OUT = "in a transaction that changes the schema and rows, every node runs each statement; {}"
 
 
@@ -233,7 +233,7 @@ class Mixed:
         elif piece.kind == WRITE:
             self._writes = True
             self._record(Step(text, DO, answer_digest(text, rows, changed, rowid)))
-        elif not piece.whole_schema or piece.checks_keys:  # a read of the schema has the same result at the activation
+        elif not piece.whole_schema or piece.checks_keys:  # a read of the schema needs no record
             self._record(Step(text, SEE, answer_digest(text, rows)))
         rowcount = changed if piece.kind == WRITE else -1
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
@@ -258,7 +258,7 @@ class Mixed:
         try:
             with self._drawn, texts:
                 found = self._executor.run_piece(piece, (), room, allowed)
-            # FTS5 writes its pages at the end of a savepoint, which SQLite counts as changes.
+            # FTS5 writes its pages at the end of a savepoint, and SQLite counts these writes as changes.
             counts = (db.changes(), db.last_insert_rowid()) if piece.kind == WRITE else (0, 0)
             with self._executor.governor.judging(piece.sql):
                 texts.read_rows()
@@ -271,7 +271,7 @@ class Mixed:
             return *found, *counts
         finally:
             if db.in_transaction:
-                if not is_kept:  # the rows of an INSERT stay if its RETURNING is refused
+                if not is_kept:  # otherwise the rows of an INSERT would stay if its RETURNING is refused
                     db.execute(f"ROLLBACK TO {MARK}")
                 db.execute(f"RELEASE {MARK}")
 

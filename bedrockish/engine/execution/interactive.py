@@ -597,7 +597,7 @@ class Interactive:
         return work.sets.resolve(piece, params, self._executor.query)
 
     def _check_blind(self) -> None:
-        """Refuse a statement whose rows are found by a rollback, if it may have changed TEMP tables as well."""
+        """Refuse a statement whose rows only its rollback shows, if TEMP tables may have changed or a key is broken."""
         triggers = "SELECT 1 FROM sqlite_temp_schema WHERE type = 'trigger' LIMIT 1"
         if self._capture.changed_temporary or self._broken_keys() or self._db.execute(triggers).fetchone():
             names = ", ".join(self._capture.blind)

@@ -27,7 +27,7 @@ class Parts:
     applier: RowApplier
     limits: Limits
     reader: Callable[[], apsw.Connection]  # opens another connection that only reads
-    control: Callable[[str], object]  # runs a statement of ours that returns no rows, such as SAVEPOINT, on ``db``
+    control: Callable[[str], object]  # runs the engine's own statements without rows, such as SAVEPOINT, on ``db``
     redo: Callable[[], None]  # writes the open batch again after SQLite has rolled it back because of one statement
 
 

@@ -69,7 +69,7 @@ class _Merger:
             return
         if (prepared.base, prepared.schema, prepared.config) != (first.base, first.schema, first.config):
             return
-        # A command that was sent twice would happen twice in one transaction: its id only prevents a second one.
+        # A command that was sent twice would happen twice here: its id only prevents that two transactions contain it.
         if any(request.command == one.command for one in self._requests) or self._conflicts(keys):
             return
         self._requests.append(request)

@@ -96,7 +96,7 @@ class TransactionWork:
     # or TEMP objects; None while it runs on the engine's connection.
     workspace: TransactionWorkspace | None = None
     moves_at: int = 1_000  # the weight at which it moves to a workspace of its own
-    # Whether a deferred foreign key was broken at the swap-out, or at a savepoint to which it was rolled back.
+    # Whether a deferred foreign key was broken at the swap-out, or at a savepoint to which the transaction rolled back.
     unsure: bool = False
     defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
     # Whether rows that it has read on its snapshot were written since then, so that it cannot move to a newer snapshot.

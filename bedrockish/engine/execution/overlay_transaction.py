@@ -36,7 +36,7 @@ class OverlayTransaction:
     """One open transaction in a workspace of its own, which lends its writing connection to the statements.
 
     Args:
-        workspace: has no other transaction.
+        workspace: a workspace without another transaction.
         work: the transaction, which may have run statements elsewhere.
         tick: returns values of the node's clock; None if ``workspace.scope`` has a clock already.
     """
@@ -83,7 +83,7 @@ class OverlayTransaction:
             self.workspace.leave_work()
             self.workspace.end()
             self.workspace.close()
-            self._writer = self._interactive = None  # both refer back to this object: free its rows now
+            self._writer = self._interactive = None  # they refer to this object: break the cycle, to free the rows
 
     # -- what its statements use -----------------------------------------------------------------------------------
 

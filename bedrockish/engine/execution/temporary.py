@@ -52,7 +52,7 @@ class TemporaryWorkspace:
 
     @property
     def is_broken(self) -> bool:
-        """Whether its connections failed, so that the TEMP objects are lost."""
+        """Whether the workspace's connections failed, so that the TEMP objects are lost."""
         return self.workspace.is_broken
 
     def close(self) -> None:

@@ -140,7 +140,7 @@ class Memory:
 
 
 class TakesLongError(Exception):
-    """Raised when a request has used up its budget in the loop; it then runs in a worker, where it delays no other.
+    """Raised when a request has used up its budget in the loop; it then runs in a worker, to delay no other request.
 
     ``sql`` is the statement that ran.
     """

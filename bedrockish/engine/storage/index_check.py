@@ -79,7 +79,7 @@ def check_range(db: apsw.Connection, name: str, after: Key | None, limit: int) -
                 break
         return found
     finally:
-        if db.in_transaction:  # SQLite has rolled back after an error of the disk, which is the one to raise
+        if db.in_transaction:  # after a disk error SQLite itself has rolled back, and ROLLBACK would hide that error
             db.execute("ROLLBACK")
 
 

@@ -41,8 +41,8 @@ class Plan:
     stand_in_sql: str  # the statement that makes the stand-in
     rowid: str  # a name of the rowid that is valid in the table and in the stand-in, quoted
     columns: tuple[str, ...]  # the columns of the stand-in's rows: the rowid, and then the columns of the result
-    load: str  # the query for these columns of all rows that have an entry, in the order of the entries
-    one: str  # the query for these columns of the row with a given rowid
+    load: str  # the query for ``columns`` of all rows that have an entry, in the order of the entries
+    one: str  # the query for ``columns`` of the row with a given rowid
 
     @property
     def title(self) -> str:

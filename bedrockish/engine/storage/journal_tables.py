@@ -36,7 +36,7 @@ class Size:
     """The number, the bytes and the least clock of the journal's entries."""
 
     entries: int  # number of entries
-    bytes: int  # their approximate size
+    bytes: int  # approximate size of all entries
     oldest: int  # the smallest clock; 0 in an empty journal
 
 
@@ -45,7 +45,7 @@ class Room:
     """The size and the free space of a node's file, in pages."""
 
     free: int  # number of free pages
-    pages: int  # number of all pages
+    pages: int  # number of all pages, with the free ones
     can_shrink: bool  # whether free pages can be returned to the disk; False in a file that an earlier release made
 
 

@@ -157,7 +157,7 @@ class Written:
         return os.pread(self._file.fileno(), self._page_bytes, place)
 
     def put(self, number: int, page: bytes) -> None:
-        """Store a page, replacing an earlier version of the same number.
+        """Store a page under its number, in place of an earlier version.
 
         Raises:
             apsw.FullError: the disk lacks room for the temporary file.
@@ -167,7 +167,7 @@ class Written:
             return
         try:
             if self._file is None:
-                import tempfile  # only here: it imports the compressors, and few transactions are so large
+                import tempfile  # not above: it imports the compressors, and few transactions need it
 
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (open until ``clear``)
             place = self._places.get(number)

@@ -93,7 +93,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
                 named = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'bedrockish_*'"
                 for (name,) in list(db.execute(named)):
                     db.execute(f"DROP TABLE {quote(name)}")
-            # A VACUUM in place may renumber the rowids of a table without keys, by which the change feed names rows.
+            # A VACUUM in place may renumber the rowids by which the change feed names the rows of a table without keys.
             compact.unlink(missing_ok=True)
             db.execute("VACUUM INTO ?", (str(compact),))
         os.replace(compact, copy)

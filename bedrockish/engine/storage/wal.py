@@ -25,7 +25,7 @@ RESERVE_BYTES = 1 << 20  # bytes by which the WAL is lengthened before its frame
 _ZEROS = bytes(RESERVE_BYTES)  # kept, because allocating it each time would take half as long as the write
 RESERVE_LEAST = 64  # the WAL is lengthened when it has room for fewer frames; a longer batch lengthens it itself
 ROOM_PARTS = 8  # on a small disk, the WAL restarts at 1/8 of the room that the database leaves
-FEWEST_FRAMES = 1_000  # a WAL of fewer frames never restarts for want of room
+FEWEST_FRAMES = 1_000  # for want of room, the WAL restarts only from this many frames on
 
 
 class Wal:
@@ -172,7 +172,7 @@ class Wal:
     def is_to_finish(self, few: int, most: int, more: int = 0) -> bool:
         """Return whether to call ``finish`` at a batch's end: the WAL has ``most`` frames, and nearly all are copied.
 
-        With ``more``, return whether this may be so after that many more frames.
+        With ``more``, return whether the next ``more`` frames may bring the WAL to that point.
 
         At twice ``most`` frames, the background checkpoint is too slow: return True even if many frames are left. But
         while a reader holds the checkpoint back, wait until the reader is gone and few frames are left.

@@ -194,7 +194,7 @@ class Workspace:
             raise self._stopped or UnavailableError(f"the node cannot read its file ({error}); try again") from error
 
     def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
-        """Return the reads and writes of each statement of a text, as ``engine.explain.explain`` does."""
+        """Return the reads and writes of each statement of a text, as ``explain.explain`` does."""
         try:
             return self.inside(lambda writer: explain(writer.executor, statement, user, columns=columns))
         finally:

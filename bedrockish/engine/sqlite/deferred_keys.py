@@ -22,7 +22,7 @@ def children(schema: Schema, changes: Iterable[Change]) -> list[str]:
 
 
 def violations(db: apsw.Connection, tables: Iterable[str]) -> "Counter[Any]":
-    """Return the rows of some tables that lack a parent row, and how often each is found.
+    """Return the rows without a parent row in some tables, and how often each is found.
 
     Raises:
         SqlError: a table has a foreign key to columns that are not unique.

@@ -151,7 +151,7 @@ class TakesLongError(Exception):
 
 
 TRANSACTION_BYTES = 64 << 20  # the longest message between nodes, in which a transaction is sent
-VALUE_BYTES_MAX = 1_000_000_000  # SQLite's own limit, as it is compiled
+VALUE_BYTES_MAX = 1_000_000_000  # the limit with which SQLite itself is compiled
 
 
 def _busy_of(thread: int) -> float:

@@ -227,7 +227,7 @@ class Journal:
         self._write(_shrink, self._db, pages)
 
     def forget_commands(self, unix_ms: int, most: int) -> int:
-        """Delete ids of removed commands that were made up to a time, in the open batch; return how many."""
+        """Delete ids of removed commands, if the ids were made up to a time, in the open batch; return how many."""
         old = pruning.old_commands(self._db, unix_ms, most)
         if old:
             self._absent = ""

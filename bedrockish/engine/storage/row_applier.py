@@ -107,8 +107,8 @@ class RowApplier:
     def apply_staged(self, staged: StagedChanges) -> bool:
         """Make staged changes that this applier ``knows``; return whether all of them fitted.
 
-        After False or an error, some changes may be made, and SQLite may have ended the open transaction: the caller
-        must roll back the whole transaction.
+        After False or an error, some changes may have been made, and SQLite may have ended the open transaction: the
+        caller must roll back the whole transaction.
 
         Raises:
             apsw.Error: the file or the machine failed.
@@ -251,8 +251,8 @@ class RowApplier:
     def make_or_break(self, changes: list[Change]) -> bool | None:
         """Make changes without a savepoint, for which SQLite would copy each written page; return whether all fitted.
 
-        After False or an error, some changes may be made, and SQLite may have ended the open transaction: the caller
-        must roll back the whole transaction. Return None, without a change, if these changes need a savepoint.
+        After False or an error, some changes may have been made, and SQLite may have ended the open transaction: the
+        caller must roll back the whole transaction. Return None, without a change, if these changes need a savepoint.
 
         Raises:
             apsw.Error: the file or the machine failed.

@@ -69,7 +69,7 @@ class Node:
         else:
             place = Path(os.fspath(config or "")).absolute()
         self.path = _database(place)  # the node's file
-        self.log = place.with_suffix(".log")  # path of its log file
+        self.log = place.with_suffix(".log")  # path of the node's log file
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVE, place.name, folder, *map(os.path.abspath, sys.path)],
@@ -197,5 +197,5 @@ def _stop(process: "subprocess.Popen[bytes]", folder: str) -> None:
         process.kill()
         process.wait()
     if folder:
-        with suppress(FileNotFoundError):  # a node that ends in order removes it
+        with suppress(FileNotFoundError):  # a node that ends in order has removed the folder itself
             shutil.rmtree(folder)

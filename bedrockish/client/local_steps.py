@@ -138,7 +138,7 @@ class LocalSteps:
                     return None
                 if time.monotonic() >= until:
                     raise
-                await self._session._in_place(time.sleep, AGAIN_S)  # the newer rows may be durable in the file then
+                await self._session._in_place(time.sleep, AGAIN_S)  # wait: the newer rows are not durable yet
                 continue
             except DeadlineError:
                 raise

@@ -85,7 +85,7 @@ class Session(Calls):
 
     target: Target
     local: "LocalReads | None" = None  # reads a node's file in this process
-    local_steps: "LocalSteps | None" = None  # runs open transactions on that file
+    local_steps: "LocalSteps | None" = None  # runs open transactions on the node's file
     _clean_up_scope: CleanUpScope = staticmethod(shielded)
 
     def _now(self) -> float:

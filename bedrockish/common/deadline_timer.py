@@ -29,7 +29,7 @@ class Alarm:
         at = self._next()
         if at < self._at:
             self._at = at
-            if self._wait is not None:  # a change of its deadline does not wake the task
+            if self._wait is not None:  # a change of the scope's deadline does not wake the task
                 self._wait.deadline = self._deadline()
 
     def _next(self) -> float:

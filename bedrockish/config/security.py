@@ -45,9 +45,9 @@ class Security:
 class Files:
     """The files of TLS, which are read again on SIGHUP."""
 
-    ca: str  # the certificates that sign those of the nodes and clients
+    ca: str  # the certificates that sign the certificates of the nodes and clients
     certificate: str  # the certificate of this node
-    key: str  # the private key of that certificate
+    key: str  # the private key of this node's certificate
     revoked: str  # the list of revoked certificates; empty: none
     must_have_list: bool  # whether a missing list of revoked certificates is an error
 

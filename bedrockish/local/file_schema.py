@@ -18,7 +18,7 @@ from bedrockish.engine.storage import system_tables as system
 from bedrockish.local.page import Facts
 from bedrockish_journal.model.membership import Membership, read_membership
 
-FILES_MAX = 4  # files whose schemas are kept
+FILES_MAX = 4  # the most files whose schemas are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)

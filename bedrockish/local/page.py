@@ -224,7 +224,7 @@ class Page:
             new[:] = old[:]
             self._map, self._facts = new, facts
             self._write_facts()
-            os.replace(made, self._path)  # atomic, so that no program sees half of it
+            os.replace(made, self._path)  # atomic, so that no program sees half of the page
             self._map, self._facts = old, facts._replace(mode=STOPPED)
             self._write_facts()
             old.close()

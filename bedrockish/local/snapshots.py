@@ -24,7 +24,7 @@ from bedrockish.sqltext.session_settings import LIKE, NONE, split_settings
 from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
 
-TEXTS_MAX = 2_000  # compiled texts that are remembered
+TEXTS_MAX = 2_000  # the most compiled texts that are remembered
 AGAIN_S = 0.1  # seconds between two attempts to open the file
 DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
 PINNED_S = 60.0  # seconds without a read after which the snapshot of a ``snapshot`` block is released

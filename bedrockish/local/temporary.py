@@ -33,7 +33,7 @@ class WithTemporary(LocalTransaction):
         self,
         owner: LocalTransactions,  # the session's transactions
         file_workspace: FileWorkspace,  # the session's workspace
-        request: Request,  # its BEGIN
+        request: Request,  # the transaction's BEGIN
         moment: FileMoment,  # the moment of the snapshot that the workspace holds
         before: LocalTransaction | None,  # the same transaction, if it began before the session had TEMP objects
     ) -> None:

@@ -55,7 +55,7 @@ class LocalTransaction:
     def __init__(
         self, pool: WorkspacePool, file_workspace: FileWorkspace, request: Request, moment: FileMoment
     ) -> None:
-        # ``request``: its BEGIN.
+        # ``request``: the transaction's BEGIN.
         self._pool, self._file_workspace, self.request = pool, file_workspace, request
         self.seen = seen_by(moment, request.token)  # the session's token after reading its snapshot
         self.since = time.monotonic()

@@ -25,7 +25,7 @@ from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.reads import LocalReads
 from bedrockish.local.snapshots import may_see
 
-IDLE_MAX = 8  # workspaces that are kept for the next transaction
+IDLE_MAX = 8  # the most workspaces that are kept for later transactions
 DURABLE_S = 1.0  # how long to wait until the newest snapshot is durable
 PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # pauses between two polls of the page: each twice as long as the last
 TEMPORARY_BYTES = 1 << 40  # limit for TEMP tables; practically none, because they take the program's own space

@@ -174,7 +174,7 @@ class Gate:
         self._credentials = credentials
         self._key = secrets.token_bytes(32)
         self._known: dict[str, bytes] = {}
-        # So that an unknown name takes as long as a wrong password.
+        # The hash for unknown names, so that the refusal of such a name takes as long as that of a wrong password.
         self._nobody = hash_password("nobody", bytes(SALT_BYTES))
         self._limiter = trio.CapacityLimiter(AT_ONCE)
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()

@@ -158,7 +158,7 @@ class Healer:
         """Refuse to decide on an entry that stops no node, or that may have been acknowledged."""
         state = self._core.state
         words, silent = await self._ask(txid)
-        for _ in range(RESOLVE_TRIES):  # a node that has just followed the same order is restarting
+        for _ in range(RESOLVE_TRIES):  # several tries: a node that has just followed the same order is restarting
             if not silent or force:
                 break
             await trio.sleep(1.0)

@@ -39,9 +39,9 @@ class StrictRead(NamedTuple):
     request: Request
     done: Done
     owner: object
-    began: float  # the time of its arrival, by ``time.monotonic``
-    prepare: MakePrepared | None = None  # returns its result, if a program has executed it; else None
-    base: Vector = NOWHERE  # the state on which the program has executed it
+    began: float  # the time of the read's arrival, by ``time.monotonic``
+    prepare: MakePrepared | None = None  # returns the result of a read that a program has executed; else None
+    base: Vector = NOWHERE  # the state on which the program has executed the read
 
 
 class Serving(Protocol):

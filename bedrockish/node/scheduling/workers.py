@@ -42,7 +42,7 @@ CLOCKS = 256  # values of the clock that a thread gets at a time
 SWITCH_S = 0.0005  # how long a thread keeps Python's interpreter; by default ten times that
 BULKY_BYTES = 1 << 20  # bytes of a value, above which binding it would block the loop
 STUCK_S = 5.0  # seconds after which a stopped job that still runs, in a plugin's function, counts as stuck
-LEAVE_S = 0.5  # seconds in which jobs may stop when the node leaves
+LEAVE_S = 0.5  # seconds that jobs have to stop when the node stops
 
 Action = Callable[[Workspace], Any]
 T = TypeVar("T")

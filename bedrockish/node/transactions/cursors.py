@@ -46,8 +46,8 @@ from bedrockish_journal.model.vector import Vector
 
 logger = logging.getLogger(__name__)
 
-THREADS = 4  # batches that are read at the same time
-ENDED_MAX = 1_000  # ended streams whose error is kept for a later step of the client
+THREADS = 4  # the most batches that are read at the same time
+ENDED_MAX = 1_000  # the most ended streams whose errors are kept for later steps of their clients
 
 
 @dataclass(slots=True, eq=False)
@@ -55,10 +55,10 @@ class Stream:
     """A streamed result, with the snapshot that it reads."""
 
     name: str  # the id of its command
-    owner: object  # the link, or another object, that it belongs to
+    owner: object  # the link, or another object, to which the stream belongs
     caller: str  # the user or the address to whose share the stream counts
     columns: tuple[str, ...]  # the names of its columns
-    token: Token  # the state that it sees
+    token: Token  # the state that the stream shows
     snapshot: Snapshot  # the snapshot that it reads
     batches: Batches  # its rows
     since: float  # when it began, in seconds
@@ -78,7 +78,7 @@ class Streams:
         core: Node,
         submit: Submit,  # runs a read to its end
         snapshots: Snapshots,  # takes snapshots of the applied entries
-        bounds: Bounds,  # the limits of their number and their time
+        bounds: Bounds,  # the limits of the number and the time of streams
         damaged: Callable[[DamagedError], None],  # called with an error after which the node must stop
         workers: WorkerPool,  # compile long texts
     ) -> None:

@@ -86,7 +86,7 @@ logger = logging.getLogger(__name__)
 
 SHOWN_MAX, TOLD_MAX = 200, 50  # the most characters of a statement, and the most transactions, in a report
 USED_S = 1.0  # a transaction counts as used for this time after its last step
-ENDED_MAX = 1_000  # ended transactions whose error is kept for a later step of the client
+ENDED_MAX = 1_000  # the most ended transactions whose errors are kept for later steps of their clients
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before the loop runs other tasks
 AGAIN_S = 0.005  # a read that took less is repeated on a newer snapshot if later commits have written its rows
 REDO_S = 5e-6  # seconds to write one changed row again; a turn is at least as long as this takes for all rows
@@ -130,7 +130,7 @@ class Transactions:
         self._open: dict[str, OpenTransaction] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._is_closed = False
-        self.is_leaving = False  # new transactions and streams are refused
+        self.is_leaving = False  # whether new transactions and streams are refused
         self.on_ran: Callable[[Sequence[str], Ran], None] = lambda _texts, _ran: None
 
     def __len__(self) -> int:

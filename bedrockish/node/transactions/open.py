@@ -22,10 +22,10 @@ OPEN_PARTS = 2  # all open transactions may take memory_max divided by this numb
 class OpenTransaction:
     """The state of an open transaction, from BEGIN to its end."""
 
-    request: Request  # its BEGIN
-    owner: object  # the link that it belongs to
+    request: Request  # the transaction's BEGIN
+    owner: object  # the link to which the transaction belongs
     caller: str  # the user or the address to whose share the transaction counts
-    work: TransactionWork  # its work so far
+    work: TransactionWork  # the work that the transaction has done so far
     since: float  # when it began, in seconds
     touched: float  # when its last statement ended, in seconds
     rights: Rights | None  # the rights of its user at its last step; None: all rights

@@ -105,7 +105,7 @@ class Programs:
         self._submission = submission
         self._ids = ids
         self._voters: Voters | None = None
-        self.is_closed = False  # whether the node leaves
+        self.is_closed = False  # whether the node is stopping
 
     async def reach_voters(self, entry: Callable[[], Entry], cluster: str) -> None:
         """Reach the voters for this node while it is a learner, until cancelled.

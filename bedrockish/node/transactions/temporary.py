@@ -26,7 +26,7 @@ from bedrockish.node.transactions.lending import Lending
 
 T = TypeVar("T")
 FRESH = "+"
-ENDED_MAX = 1_000  # dropped workspaces whose reason is kept for a later step of the client
+ENDED_MAX = 1_000  # the most dropped workspaces for which the reason is kept for a later step of the client
 ENDING_S, LOOK_S = 5.0, 0.01
 _ELSEWHERE = "they were at another node, or on a link that was lost"
 

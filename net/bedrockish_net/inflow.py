@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 SHORT_BYTES = 256 << 10  # the sender of a shorter message never waits
-HELD_BACK_SECONDS = 10.0  # the longest time that others wait for the longest message
-SILENT_SECONDS = 1.0  # the longest time that others wait if the longest message does not grow
+HELD_BACK_SECONDS = 10.0  # the longest time that other senders wait for the longest message
+SILENT_SECONDS = 1.0  # the longest time that other senders wait if the longest message does not grow
 
 
 class Sender(Protocol):

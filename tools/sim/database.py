@@ -98,7 +98,7 @@ def run_statement(run: Run, statement: Statement) -> list[Any]:
             return [[key, *run.get(key)] for key in keys]
         case "scan", [low, high]:
             return [[key, *row] for key, row in run.between(low, high)]
-        case "journal", []:  # no key stands for its rows
+        case "journal", []:  # no key stands for rows of the journal
             return [["journal", 0, dict(sorted(run.applied.items()))]]
         case "write", [key, value]:
             return [[key, run.put(key, value, blind=True), value]]

@@ -50,7 +50,7 @@ class Image:
 
     membership: Membership
     votes: dict[Txid, Vote] = field(default_factory=dict)
-    parts: dict[Txid, tuple[Part, ...]] = field(default_factory=dict)  # of each vote stored in pieces, its parts
+    parts: dict[Txid, tuple[Part, ...]] = field(default_factory=dict)  # the parts of each vote stored in pieces
     pieces: dict[bytes, bytes] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     order: list[tuple[Entry, bool]] = field(

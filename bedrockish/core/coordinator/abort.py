@@ -65,7 +65,7 @@ class Rollbacks:
         """
         alarm = self.state.health.alarms.get(DAMAGED_TABLES)
         if alarm is not None and "txid" in alarm.details:
-            with suppress(EntryMalformedError):  # the alarm comes from the file, which may be damaged there, too
+            with suppress(EntryMalformedError):  # the alarm comes from the file, and may be damaged, too
                 self.give_up_forgotten((parse_txid(str(alarm.details["txid"])),))
 
     def give_up(self, txid: Txid) -> None:

@@ -201,7 +201,7 @@ class Attempts:
             self._count(attempt)
 
     def _count(self, attempt: Attempt) -> None:
-        # L2: a quorum of approvals, with our own durable one
+        # L2: a quorum of approvals, our own durable one among them
         if attempt.counting and len(attempt.approvals) >= self.state.roster.quorum:
             self._commit(attempt)
 

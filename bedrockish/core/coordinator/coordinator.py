@@ -318,7 +318,7 @@ class Coordinator:
             prepared = moved
         if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):
             self.contention.wait_queue.leave(inflight)  # the schema changes behind this request now go first
-            return self._take_up(inflight)  # a schema change has come into force since
+            return self._take_up(inflight)  # a schema change has come into force since the execution
         if prepared.readonly:
             inflight.read = prepared
             # The client gets a clock, and each later request for a clock, at any node, must get a later one. So before
@@ -354,7 +354,7 @@ class Coordinator:
         if inflight.request.read != STRICT:
             return requests.lagging(error) if self.reading.may_lag(read) else error
         if read.schema != self.state.schema.version:
-            return self._take_up(inflight)  # a schema change has come into force since
+            return self._take_up(inflight)  # a schema change has come into force since the execution
         inflight.read, inflight.refused = read, error
         return Stage.CHECKING
 

@@ -18,7 +18,7 @@ from bedrockish.core.state.state import State
 AHEAD_BYTES_MAX = 128 << 20  # most bytes of the offers under way; a further offer waits until a quorum has one of these
 TELL_AGAIN_S = 1.0
 RENEW_S = 20.0  # an offer is repeated after this time, long before a voter drops it
-WANTED_MAX = 256  # pieces that one WANT may name
+WANTED_MAX = 256  # most pieces that one WANT may name
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, clock_key
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, covers
 
-READS_MAX = 64  # reads that share a question
+READS_MAX = 64  # most reads that share a question
 KEYS_MAX = 1_000  # keys in a shared question; the read that reaches this bound is the last one in it
 # A read of every key and of every clock, with which each commit and each pending transaction conflicts.
 EVERY_KEY = AccessSet(frozenset({clock_key(LAST_CLOCK)}), (EVERYTHING,))

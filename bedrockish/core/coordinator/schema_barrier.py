@@ -36,7 +36,7 @@ class SchemaBarrier:
     def __init__(self, state: State) -> None:
         self.state = state
         self.waiting: list[InFlight] = []  # requests to execute on the new schema
-        self.leader = ""  # the leader of the change for which they wait
+        self.leader = ""  # the leader of the change for which these requests wait
         self.decided: dict[Txid, list[InFlight]] = {}  # the requests for the change itself
 
     def blocks(self, prepared: Prepared, clock: int) -> bool:

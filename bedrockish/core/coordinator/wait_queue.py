@@ -132,7 +132,7 @@ class Turns:
         return peer is not None and peer.up
 
 
-GROUP_MAX = 100  # commands that share one transaction
+GROUP_MAX = 100  # most commands that share one transaction
 
 
 class WaitQueue:
@@ -337,7 +337,7 @@ def _queue(inflight: InFlight, queue: deque[int]) -> None:
     inflight.behind.clear()
 
 
-SIZE_MAX = 64  # commands in one group
+SIZE_MAX = 64  # most commands in one group
 UNDIVIDED = 4  # after a conflict, a group of up to this many commands is divided into single commands
 
 

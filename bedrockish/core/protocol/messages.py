@@ -529,7 +529,7 @@ def read_whole(data: bytes) -> Whole | None:
     try:
         return Whole(message, None if body is None else decode_transaction(body))
     except EntryMalformedError:
-        # The core decodes it again and reports the error with the peer, which a thread does not know.
+        # The core decodes the message again and reports the error with the peer, which a thread does not know.
         return Whole(message, None)
 
 

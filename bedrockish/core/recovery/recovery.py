@@ -234,7 +234,7 @@ class Recovery:
         if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer) or self._knows_outcome(peer, txid):
             return None
         if transaction.config < state.roster.membership.version:
-            state.votes.end(txid, commit=False)  # P3: older than the membership and not applied, it never commits
+            state.votes.end(txid, commit=False)  # P3: of an older membership and not applied: it never commits
             self._knows_outcome(peer, txid)
             return None
         vote = state.votes.of(txid, transaction)
@@ -286,7 +286,7 @@ class Recovery:
     def _try_to_hold(self, vote: Vote, transaction: Transaction) -> tuple[say.Standing, list[Transaction]]:
         """Try to hold a transaction, with the tests of an approval but with the cut instead of closed time."""
         state, txid = self.state, transaction.txid
-        if vote.held:  # P7: it is pending here
+        if vote.held:  # P7: the transaction is pending here
             return say.Standing.HELD, []
         # P8: a voter approves a transaction only if none of its commands has happened. If one has happened as another
         # transaction, no voter approved this one.
@@ -300,14 +300,14 @@ class Recovery:
         if never or state.clock.cut >= txid.clock:
             return say.Standing.NEVER, []
         if never is None:
-            return say.Standing.BLOCKED, []  # P14: an entry outside its base was removed here and cannot be compared
+            return say.Standing.BLOCKED, []  # P14: an entry outside the base was removed here and cannot be compared
         pending = state.votes.pending
         blockers = [pending.transactions[found.other] for found in pending.conflicts(transaction.access_set, txid)]
-        if blockers:  # P11: two that conflict are never held by one node
+        if blockers:  # P11: one node never holds two transactions that conflict
             return say.Standing.BLOCKED, blockers
         if state.why_rows_differ(transaction) != "":
             return say.Standing.BLOCKED, []  # P12: its rows differ from ours: one node's tables are damaged
-        state.votes.hold(transaction)  # P13: from now on it is pending here, durably
+        state.votes.hold(transaction)  # P13: from now on the transaction is pending here, durably
         return say.Standing.HELD, []
 
     def _ended_against(self, transaction: Transaction) -> list[Txid]:

@@ -26,7 +26,7 @@ from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, T
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 FETCH_AGAIN_S = 1.0
-EARLY_MAX = 10_000  # COMMITs kept ahead of a gap; further ones are dropped, and fetched later
+EARLY_MAX = 10_000  # most COMMITs kept ahead of a gap; further ones are dropped, and fetched later
 
 
 @dataclass(slots=True)

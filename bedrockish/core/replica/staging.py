@@ -29,7 +29,7 @@ WINDOW_MIN, WINDOW_MAX = 8, 64  # how many pieces may be under way from one peer
 DELAY_S = 0.05  # a piece that is slower than the quickest one by more than this makes the window smaller
 ASK_AGAIN_S = 2.0
 READING_S = 5.0  # how long closed time waits at most for a message that came in time and is still being put together
-DROPPED_MAX = 32  # pieces dropped at a heartbeat: SQLite needs time to free their pages
+DROPPED_MAX = 32  # most pieces dropped at a heartbeat: SQLite needs time to free their pages
 
 
 @dataclass(slots=True)

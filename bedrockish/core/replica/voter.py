@@ -21,7 +21,7 @@ from bedrockish_journal.model.vector import covers
 
 NO_KEY = b""  # the key of a reject that names no other transaction
 DEFERRED_MAX = 10_000  # most BEGINs that wait for their base; leaders repeat a dropped one after ``suspicion_ms``
-ASKED_MAX = 1_000  # transactions of one ASK that are answered: each may cost a lookup in the journal
+ASKED_MAX = 1_000  # most transactions of one ASK that are answered: each may cost a lookup in the journal
 BARRIER_S = 0.3  # how long new transactions wait after a rejected membership change, so that its next attempt succeeds
 COMPARING_S = 5.0  # how long closed time waits for the comparison of a transaction's rows with ours
 
@@ -78,7 +78,7 @@ class Voter:
         state, txid = self.state, transaction.txid
         # Closed time no longer waits for this transaction: each path below answers it or makes it wait again.
         until = state.votes.comparing.pop(txid, None)
-        if self.tell_outcome(txid.leader, txid):  # V1: it has ended, or is below safe time
+        if self.tell_outcome(txid.leader, txid):  # V1: the transaction has ended, or is below safe time
             return
         # V2: its leader and this node are voters. A transaction that was begun under a newer membership waits (V7).
         is_known = transaction.config <= state.roster.membership.version
@@ -90,7 +90,7 @@ class Voter:
             self._reject(txid, Reason.PROMISED)
             return
         if vote is not None and vote.held:
-            self._approve(txid)  # V4: it is approved already, and the answer was lost
+            self._approve(txid)  # V4: the transaction is approved already, and the answer was lost
             return
         reason = self._untimely(transaction)
         # Measure how late the BEGIN is even if it is refused: if only BEGINs in time counted, the lag would never grow.
@@ -138,7 +138,7 @@ class Voter:
         if self.barrier is not None and self._is_behind_barrier(transaction):  # V11: a rejected change goes first
             self._reject(txid, Reason.BARRIER)
             return
-        if not self._check_rows(transaction, until):  # V12: its rows are the rows here
+        if not self._check_rows(transaction, until):  # V12: its before-images are the rows here
             return
         state.votes.hold(transaction)  # V13: durable before the approval leaves
         # Our own requests that wait for their turn on these keys now wait for its end (``Node._settle``).

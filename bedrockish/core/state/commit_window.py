@@ -22,7 +22,7 @@ from bedrockish_journal.model.vector import Vector, covers, merge
 EVERYWHERE: list[Place] = [("", 0)]  # a place that every base covers
 FEW = 32  # with ranges: if a base lacks at most this many commits, each is compared; else their keys are looked up
 FEWER = 2  # the same limit without ranges: a lookup of the keys costs as much as two comparisons
-LATEST = 128  # the newest commits of each timeline, which are found by their ticks
+LATEST = 128  # how many of the newest commits of each timeline are found by their ticks
 KEYS_AT_ONCE = 8_000  # keys that are packed in one step, about 10 ms of work
 MEMBER_CHANGES_MAX = 100
 NEVER = 1 << 62  # greater than any version of the membership

@@ -13,7 +13,7 @@ from bedrockish_journal.model.access_set import AccessSet, object_of, object_ran
 
 OBJECTS_MAX = 1_000  # the most counters, and the most tables and indexes with remembered rivals
 MEMORY_S = 10.0  # how long a rival, or a key with a conflict of two leaders, is remembered
-KEYS_MAX = 1_000  # remembered keys at which transactions of two leaders have conflicted
+KEYS_MAX = 1_000  # most remembered keys at which transactions of two leaders have conflicted
 _PREFIX = "conflict "
 _OTHERS = "others"
 

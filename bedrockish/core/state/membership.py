@@ -19,7 +19,7 @@ from bedrockish_journal.model.transaction import parse_txid
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,15}")
 ANYWHERE = ("0.0.0.0", "[::]", "::", "*")
-BEHIND_MAX = 1_000  # commits that a learner may still lack when it becomes a voter
+BEHIND_MAX = 1_000  # most commits that a learner may still lack when it becomes a voter
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class Timers:
         self.clock = clock
         self._timers: list[tuple[float, int, Timer, object]] = []
         self._dropped: set[tuple[Timer, object]] = set()
-        self._moved: dict[tuple[Timer, object], int] = {}  # for timers that were moved, the count of the valid one
+        self._moved: dict[tuple[Timer, object], int] = {}  # by moved timer, the count of its valid entry in the heap
         self._timer_count = 0
 
     def set(self, after_ms: float, timer: Timer, subject: object = None) -> None:
@@ -134,7 +134,7 @@ class Timers:
         heapq.heappush(self._timers, (due, self._timer_count, timer, subject))
 
     def move(self, after_ms: float, timer: Timer, subject: object) -> None:
-        """Schedule a call for ``subject``, and drop an earlier timer of this kind for it."""
+        """Schedule a call for ``subject``, and drop an earlier timer of this kind for the same subject."""
         self.set(after_ms, timer, subject)
         self._moved[timer, subject] = self._timer_count
 

@@ -32,7 +32,7 @@ class Assembling:
 
     peer: str  # the sender of the message
     parts: tuple[Part, ...]
-    # The clock up to which time could be closed when it was complete: a BEGIN with a later clock came in time.
+    # The clock up to which time could be closed when the message was complete: a BEGIN with a later clock came in time.
     closable: int
     until: float  # seconds until which closed time waits for the message
 
@@ -50,7 +50,7 @@ class Pieces:
     assembling: list[Assembling] = field(default_factory=list)
     # By peer, the pieces of messages that were sent to it, as far as it has not asked for them.
     sent: dict[str, list[Sent]] = field(default_factory=dict)
-    # By peer, the seconds at which it last took a piece of a message.
+    # By peer, the seconds at which the peer last took a piece of a message.
     taken: dict[str, float] = field(default_factory=dict)
     cutter: Cutter = field(init=False)
     _forget_at: float = 0.0

@@ -35,7 +35,7 @@ from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector, covers
 
-LOOKED_UP_MAX = 20_000  # commits of the journal that one lookup compares; that takes some tenths of a second
+LOOKED_UP_MAX = 20_000  # most commits of the journal that one lookup compares, in some tenths of a second
 
 COMMIT_S, COMMIT_S_MAX = 0.005, 0.1  # seconds from BEGIN to the quorum: the first average; the bound of one sample
 WEIGHT = 0.2  # the weight of the newest commit in the average

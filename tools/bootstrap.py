@@ -142,7 +142,7 @@ def build(home: Path, groups: list[str]) -> Path:
 def main() -> NoReturn:
     """Build the environment if necessary, and then replace this process by the program."""
     program, arguments = sys.argv[1], sys.argv[2:]
-    if program == "test" and ("--help" in arguments or "-h" in arguments):  # needs nothing installed
+    if program == "test" and ("--help" in arguments or "-h" in arguments):  # the help needs no packages
         become(sys.executable, PROGRAMS[program], ["--help"], os.environ.get("PATH", ""))
     home = Path(os.environ.get("BEDROCKISH_VENV") or ROOT / ".venv").absolute()
     groups = wanted_groups(program, arguments)

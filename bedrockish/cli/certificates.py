@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from bedrockish.errors import ConfigError
 
 AUTHORITY_DAYS = 7300
-EARLIER = datetime.timedelta(hours=1)  # certificates begin before their issue, for machines whose clock is slow
+EARLIER = datetime.timedelta(hours=1)  # a certificate is valid from this long before its issue, for slow clocks
 CA, CA_KEY = "ca.pem", "ca-key.pem"
 ISSUED = "issued.txt"  # names and serial numbers of signed certificates, needed to revoke one whose file is lost
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

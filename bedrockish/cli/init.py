@@ -19,7 +19,7 @@ from bedrockish.errors import ConfigError, UsageError
 from bedrockish_net.loopback import is_loopback
 
 AUTHORITY, CLIENT, CERTS = "authority", "client", "certs"
-PART = ".init-"  # with the process id, the beginning of the name of an unfinished folder
+PART = ".init-"  # beginning of the name of an unfinished folder; the process id follows
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -37,7 +37,7 @@ class Planned(NamedTuple):
 
     @property
     def machine(self) -> str:
-        """The node's machine, by its address; empty for this machine."""
+        """The host in the node's address, as the name of its machine; empty for this machine."""
         return "" if self.is_local else self.address.host
 
     def listen(self, port: int) -> Address:
@@ -219,7 +219,7 @@ def _certify(directory: Path, nodes: list[Planned], client: str, days: int) -> N
     authority = Authority.at(home, days)
     issued = [(one.name, directory / one.name / CERTS) for one in nodes] + [(client, directory / CLIENT)]
     for one in nodes:
-        # Also valid for the loopback names, for clients on the node's own machine.
+        # The certificate is also valid for the loopback names, for clients on the node's own machine.
         hosts = dict.fromkeys([one.name, one.address.host, *one.others, "localhost", "127.0.0.1"])
         authority.issue(one.name, list(hosts), days, for_node=True)
     authority.issue(client, [], days, for_node=False)

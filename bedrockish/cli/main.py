@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Let standard streams that are closed lead to the null device.
+    """Open the null device in place of each standard stream that is closed.
 
     Else a database could get the descriptor of such a stream, and a library's warnings would go into the database.
     """

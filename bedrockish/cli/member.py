@@ -172,7 +172,7 @@ def resolve(url: str, transaction: str, force: bool) -> None:
 
 
 def check_address(text: str, *, force: bool) -> None:
-    """Check that the host of an address resolves here, as it has to at every member.
+    """Check that this machine can resolve the host of an address, as every member has to.
 
     Raises:
         UsageError: the host does not resolve, and the order is not forced.

@@ -9,7 +9,7 @@ from bedrockish.cli.output import MODES
 from bedrockish.cli.safe_text import is_terminal
 from bedrockish_journal.verify.replay import Prepare
 
-WIDE = 10_000  # characters: more than any table has; a program reads whole lines
+WIDE = 10_000  # characters of a line in a pipe, more than any table has: programs read whole lines
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 mode_option = click.option(

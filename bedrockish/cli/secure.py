@@ -84,7 +84,7 @@ def revoke(directory: Path, which: str) -> str:
 
 
 def _not_one(which: str, directory: Path, named: dict[int, str], left: dict[int, str]) -> str:
-    """Return why a name does not determine one certificate that still counts."""
+    """Return why a name does not determine exactly one certificate that is not revoked."""
     if left:
         several = "; ".join(f"{serial:X} is of {told}" for serial, told in left.items())
         return f"{which} has {len(left)} certificates; name the one to revoke by its serial number: {several}"

@@ -32,7 +32,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The advice on an upgrade: lines to print, and whether it can go on now."""
+    """The advice on an upgrade: lines to print, and whether the upgrade can go on now."""
 
     lines: tuple[str, ...]
     is_fine: bool

@@ -64,7 +64,7 @@ class Cursor:
     """
 
     _connection: Owner = None  # type: ignore[assignment]  # None if a derived class does not call this __init__
-    _is_busy = False  # executing, or converting values
+    _is_busy = False  # whether the cursor is executing, or converting values
 
     def __init__(self, connection: Owner) -> None:
         if not hasattr(connection, "_declared"):

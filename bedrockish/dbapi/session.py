@@ -104,8 +104,8 @@ class Session:
         self._here: LocalTransaction | None = None  # the open transaction, if its statements run in this process
         self._is_uncommitted = False  # the last COMMIT failed; many programs then send a ROLLBACK, which is accepted
         self._implicit = False
-        self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
-        self._unchecked = False  # the open transaction has executed PRAGMA foreign_keys = OFF at the node
+        self._is_switched = False  # whether PRAGMA foreign_keys was set in the open transaction
+        self._unchecked = False  # whether the open transaction has executed PRAGMA foreign_keys = OFF at the node
         self._wrote = self._changes_schema = False  # whether the open transaction has changed rows, or the schema
         self._marks: list[str] = []
         self._began_by_mark = False
@@ -187,7 +187,7 @@ class Session:
             return NOTHING
         if self._open is not None and first_setting(sql) is not None:
             self._trace(sql)
-            # In the transaction, so that a replay repeats the setting between the same statements.
+            # The PRAGMA runs in the transaction, so that a replay repeats it between the same statements.
             return self._inside([(sql, params)])[0]
         switch = switch_of(sql)
         if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):

@@ -237,7 +237,7 @@ class Handlers:
 
 
 def _for_caller(request: Request, command: Command) -> Command:
-    """Return a command with its settings and the caller's user; a request that only reads will end with its caller."""
+    """Return a command with its settings and user; mark its request to end with the caller if it only reads."""
     request.ends_with_caller = only_reads(command)
     statements = with_settings_of(command.statements, SessionValues())
     if request.user or statements is not command.statements:

@@ -89,7 +89,7 @@ class Guard:
     def __init__(
         self,
         answer: Callable[[Request], Awaitable[Reply]],  # answers an admitted request
-        admission: Admission,  # the logins
+        admission: Admission,  # the logins that the node accepts
         hosts: frozenset[str],  # names under which the node may be called if callers need no login
         caught: Callable[..., BedrockishError],  # turns an unexpected exception into an error
         memory: Callable[[], RequestMemory],  # begins the count of the memory of one request

@@ -67,7 +67,7 @@ class Request:
         self._more, self._came = more, bytearray()
 
     def check_stay(self) -> None:
-        """Check that the caller may have more of a long reply.
+        """Check that the caller may still read the rest of a long reply.
 
         Raises:
             AuthenticationError: the caller's token has expired.

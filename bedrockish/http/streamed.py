@@ -15,7 +15,7 @@ LINES = "application/x-ndjson"
 async def streamed(
     streams: Streams,  # opens and reads streams
     owner: Owner,  # the caller, whose streams end together
-    request: Request,  # the statement
+    request: Request,  # the request with the statement
     cluster_id: str,  # the id of the cluster, for the token
     check_stay: Callable[[], None],  # raises AuthenticationError if the caller's token has expired
     *,

@@ -100,5 +100,5 @@ def lost(error: DBAPIError) -> bool:
 
 
 def was_made(error: DBAPIError) -> bool:
-    """Whether an error says that a table or index exists already; a retry succeeds if its code checks that first."""
+    """Whether an error says that a table or index exists already; a retry succeeds if it checks first what exists."""
     return "already exists" in str(error.orig)

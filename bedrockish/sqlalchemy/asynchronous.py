@@ -100,7 +100,7 @@ class AsyncConnection:
             _in_thread(setattr, self.driver_connection, name, value)
 
     def cursor(self, kind: Any = None, **_: Any) -> Any:
-        """Return a cursor; with ``kind``, a streaming cursor on a cursor of this class of ``bedrockish.dbapi``."""
+        """Return a cursor; with ``kind``, a streaming cursor around a ``bedrockish.dbapi`` cursor of this class."""
         if kind is None:
             return AsyncCursor(self.driver_connection.cursor())
         return AsyncStreamingCursor(self.driver_connection.cursor(kind))

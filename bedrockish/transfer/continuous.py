@@ -134,7 +134,7 @@ def _locked(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _check_path(folder: Path, lock: IO[str]) -> None:
-    """Check that the locked directory is still at its path, because writes to the files of a removed one succeed."""
+    """Check that the locked directory is still at its path: writes to the files of a removed directory succeed."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
             return
@@ -172,7 +172,7 @@ class _Backup:
             self._segment = Segment(segments[-1])
         if not snapshots:
             await self._snapshot()
-        elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # a run was killed before its segment
+        elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # a killed run made no new segment
             self._begin(snapshots[-1], leaves_gap=False)
 
     def close(self) -> None:

@@ -24,10 +24,10 @@ from bedrockish_journal.model.plain_names import quote
 from bedrockish_journal.storage.vector_modules import Connection, SqliteError, open_to_read
 from bedrockish_journal.storage.virtual_tables import FTS5, VirtualTable, is_virtual, parse_virtual
 
-BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # executed in about 20 ms
-# For tables that refer to each other, or to themselves: foreign keys are checked at the end of a batch, so it is large.
+BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # limits of a batch, which a node executes in about 20 ms
+# Limits for tables that refer to each other or to themselves: large, as foreign keys are checked at a batch's end.
 KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
-ROW_BYTES_MAX = 16 << 20  # less than a node takes as one transaction
+ROW_BYTES_MAX = 16 << 20  # the largest row: less than a node takes as one transaction
 AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
 FINDINGS_MAX = 20
 LAYOUT = 3  # changed with the way to cut batches, so that no command id stands for two sets of rows
@@ -60,7 +60,7 @@ class Plan:
 class Loaded:
     """The result of a load."""
 
-    rows: dict[str, int]  # the number of rows in all, by table
+    rows: dict[str, int]  # the number of rows of each table in the file
     left_out: list[str]  # parts of the schema that the cluster refused, and the reasons
     before: int  # the number of transactions that an earlier run had committed
 

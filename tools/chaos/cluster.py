@@ -18,7 +18,7 @@ class ProxiedCluster(LocalCluster):
         super().__init__(directory, names, settings)
         self.options = "discover=no"  # the members' addresses are proxies, for peers only
         self.network = Network({node.name: node.port for node in self.nodes})  # the links
-        # Whether nodes connect without proxies, which new nodes need: all members know a member by one address.
+        # Whether nodes connect without proxies. Nodes that join need this: all members know a member by one address.
         self.is_direct = False
         self.dark: set[Path] = set()  # files of nodes whose power is off, where no process may start
 

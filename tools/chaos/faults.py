@@ -137,7 +137,7 @@ class Faults:
     async def _flip(self) -> None:
         """Kill one node, change one bit of an unused row in its file, and start it again.
 
-        Only while all other nodes are well, and rarely, because a node that fills itself again does not vote.
+        This happens rarely, and only while all other nodes are well: a node that fills itself again does not vote.
         """
         if self._struck or self._parted or self.counts["flipped bits"] >= FLIPS_MAX or self.luck.random() < 0.7:
             return
@@ -196,7 +196,7 @@ class Faults:
         node.kill()
 
     async def _strike_programs(self) -> None:
-        """Kill some programs, or stop them for a while, even with a snapshot or in a transaction."""
+        """Kill some programs, or stop them for a while, even while they hold a snapshot or a transaction."""
         running = [program for program in self.programs if program.is_running]
         victims = self.luck.sample(running, self.luck.randint(1, (len(running) + 1) // 2)) if running else []
         is_kill = self.luck.random() < 0.5

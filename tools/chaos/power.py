@@ -57,7 +57,7 @@ def _written_bytes(log: Path) -> int:
 
 
 def _durable_bytes(database: Path, log: Path, process: int) -> int | None:
-    """Return the number of durable bytes of the log; None if the page does not say."""
+    """Return the number of durable bytes of the log; None if the node's page does not show it."""
     try:
         published = Published(str(database))
     except UnavailableError:

@@ -129,7 +129,7 @@ async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
 
 
 async def _strike(plan: Plan, workload: Workload, faults: Faults, say: Callable[[str], None]) -> None:
-    """Run the clients: with faults until the plan's time and updates are reached, then a second without faults."""
+    """Run the clients: with faults until the plan's time and updates are reached, then for a second without faults."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(workload.run)
         with trio.move_on_after(10 * plan.seconds):

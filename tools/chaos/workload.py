@@ -104,7 +104,7 @@ class Workload:
     """The clients, and the record of their operations."""
 
     cluster: ProxiedCluster  # the cluster
-    seed: int  # the seed of all their choices; the results also depend on timing
+    seed: int  # the seed of all choices of the clients; the results also depend on timing
     clients: int = 3  # the number of clients of each node
     by_file: bool = False  # whether the clients are programs, each on the file of its node
     programs: list[Program] = field(default_factory=list)  # the programs

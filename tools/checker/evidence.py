@@ -79,7 +79,7 @@ class Evidence:
         return False
 
     def judge_last(self, reader: Operation, key: str, value: int) -> None:
-        """Add a finding if the writer of the newest value that was read of a key wrote to the key again later."""
+        """Add a finding if the newest value that was read of a key is not the last one that its writer wrote there."""
         writer, later = self.writers[key][value]
         if writer != reader.id and later:
             text = f"T{reader.id} read {value} in {key}, and T{writer} wrote to it {later} more times after that"

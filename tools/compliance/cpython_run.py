@@ -23,7 +23,7 @@ from tools.compliance.recording import Recording
 
 PACKAGE = "test.test_sqlite3"
 MODULES = ("backup", "dbapi", "dump", "factory", "hooks", "regression", "transactions", "types", "userfunctions")
-FACTORY = 6  # positional arguments of ``connect`` up to the class of the connection
+FACTORY = 6  # number of positional arguments of ``connect`` up to the class of the connection
 TABLES = f"SELECT type, name FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL AND {is_users()}"
 
 
@@ -100,7 +100,7 @@ class Recorder(Recording):
         self.databases = databases
 
     def name_of(self, test: Any) -> str:
-        """Return the name of a test as unittest says it, without the package."""
+        """Return the name of a test as unittest prints it, without the package."""
         return str(test.id()).removeprefix(f"{PACKAGE}.test_")
 
     def startTest(self, test: Any) -> None:

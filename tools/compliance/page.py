@@ -6,7 +6,7 @@ from functools import partial
 from tools.compliance.outcomes import KINDS, PASSED, REFUSED, SKIPPED, Expected, path_of, read_expected
 from tools.compliance.suites import SUITES
 
-# Suites skip most tests for the sake of other databases: reasons with fewer tests than this share a row.
+# Most skipped tests are for other databases: reasons with fewer tests than this share a row of the table.
 SKIPPED_AT_LEAST = 10
 
 

@@ -1,4 +1,4 @@
-"""The suites that others wrote, and how each is run: in a process of its own, against nodes of its own.
+"""The test suites of other projects; each is run in a process of its own, against nodes of its own.
 
 A suite drops all tables. The tests of CPython are those of the interpreter that runs this, whose licence they keep;
 SQLAlchemy's dialect suite ships in its wheel, and Django's tests in its source distribution.

@@ -1,4 +1,4 @@
-"""The demo: a SQLite database on three nodes, writers at each of them that fight, a node killed, and the proof.
+"""The demo: a SQLite database on three nodes, competing writers at each node, a killed node, and the proof.
 
 It ends with status 0 only if every promise was kept; 1 if one was broken; 2 if it could not run at all.
 """
@@ -27,7 +27,7 @@ DATABASE = ROOT / "tools" / "data" / "timezones.sqlite"
 SETTLE_S = 30.0
 WATCH_S = 3.0
 VICTIM = 1
-LINE_MAX = 160  # characters of a line of another program
+LINE_MAX = 160  # the most characters that are shown of a line of another program
 
 
 async def prepare(console: Console, cluster: LocalCluster, database: Path, run: str) -> None:

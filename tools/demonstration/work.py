@@ -94,7 +94,7 @@ class Work:
         while not self.is_over or pending is not None:
             epoch = self.epochs[node]
             try:
-                # The writer's own node comes first; the client uses the other nodes while it is down.
+                # The writer's own node comes first; the client uses the other nodes while that node is down.
                 async with open_client(self.cluster.url(node, options="/?timeout=5&connect_timeout=2")) as client:
                     while epoch == self.epochs[node] and (not self.is_over or pending is not None):
                         if pending is None:

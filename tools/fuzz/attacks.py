@@ -35,7 +35,7 @@ from tools.cluster import unwrap
 from tools.fuzz.lab import LIAR, Lab
 from tools.fuzz.mutate import mutated, mutated_value, odd_text
 
-MESSAGES = 4_000  # messages for a node on one copy of A's file
+MESSAGES = 4_000  # number of messages that a node on one copy of A's file gets
 AT_ONCE = 40  # frames or messages that are sent before the node's reaction is checked
 FINE = (
     "SELECT * FROM t WHERE id = 1",

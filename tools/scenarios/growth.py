@@ -50,7 +50,7 @@ def cluster(place: Path, nodes: int, settings: dict[str, dict[str, Any]] | None 
 
 
 def memory_mib(cluster: LocalCluster) -> float:
-    """Return the resident memory of a node on average, in MiB."""
+    """Return the average resident memory of the nodes, in MiB."""
     found = []
     for node in cluster.nodes:
         assert node.process is not None

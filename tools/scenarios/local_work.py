@@ -123,7 +123,7 @@ class Client:
         self._db.execute("COMMIT")
 
     def run(self, do: Callable[[], None], begin: Callable[[], float], took: list[float]) -> None:
-        """Do the work once, call ``begin``, and repeat the work until the moment that ``begin`` has returned.
+        """Do the work once, call ``begin``, which returns the time of the end, and repeat the work until then.
 
         Transactions that lose a conflict are rolled back and not counted.
         """

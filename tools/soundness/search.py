@@ -95,7 +95,7 @@ class Bench:
             self._log.append((name, update.rowid, update.rowid_new, old, new))
 
     def _rows_of_blind(self) -> dict[tuple[str, Any], tuple[Any, ...]]:
-        """Return the rows of tables that the hook cannot show, by a distinguishing key."""
+        """Return the rows of tables that the hook cannot show, each by a key that no other row has."""
         found: dict[tuple[str, Any], tuple[Any, ...]] = {}
         for name in self._blind:
             table = self.schema.tables[name]
@@ -283,7 +283,7 @@ def _report(
 
 
 def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> str | None:
-    """Try the witnesses and many cases; return the report of an unsound one, made small, or None."""
+    """Try the witnesses and many cases; return the report of an unsound case, reduced, or None."""
 
     def unsound(case: Case) -> str | None:
         try:

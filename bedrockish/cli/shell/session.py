@@ -28,9 +28,9 @@ class Leave(Exception):  # noqa: N818  (not an error)
 class Command:
     """A dot-command."""
 
-    usage: str  # its arguments, for error texts and .help
-    says: str  # its description, for .help
-    run: Callable[["Shell", list[str]], None]  # runs it with the words of the line
+    usage: str  # the command's arguments, for error texts and .help
+    says: str  # the command's description, for .help
+    run: Callable[["Shell", list[str]], None]  # runs the command with the words of its line
     # ``least`` and ``most``: how many words it takes.
     least: int = 0
     most: int = 0
@@ -42,7 +42,7 @@ class Shell:
     def __init__(
         self,
         connection: Connection,  # the session's connection
-        url: str | None,  # its URL, for commands that need a client of their own; None for the environment's URL
+        url: str | None,  # the connection's URL, for commands that open a client; None for the environment's URL
         mode: str,  # the mode in which rows are printed
         *,
         read: str | None,  # how fresh reads must be; None for the URL's value

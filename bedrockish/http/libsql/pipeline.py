@@ -25,7 +25,7 @@ from bedrockish.node.transactions.callers import RULE, Owner, caller_of, has_roo
 
 IDLE_S = 10.0
 STREAMS_MAX = 1_000
-REQUESTS_MAX = 1_000  # requests of one pipeline
+REQUESTS_MAX = 1_000  # the most requests of one pipeline
 INFINITE = ResultUnsayableError()
 
 Body = Callable[[Request], Awaitable[bytes]]
@@ -196,7 +196,7 @@ class Pipelines:
 
 
 def is_last_work(following: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the following requests of a call close the stream, and run no statement before that."""
+    """Return whether the following requests of a call close the stream, without running a statement first."""
     kinds = list(takewhile(lambda kind: kind != "close", (one.get("type") for one in following)))
     harmless = ("get_autocommit", "close_sql", "store_sql", "describe")
     return len(kinds) < len(following) and all(kind in harmless for kind in kinds)

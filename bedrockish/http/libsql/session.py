@@ -552,7 +552,7 @@ def whole_transaction(steps: Sequence[Step]) -> range | None:
 
 
 def _succeeded(step: int) -> Json:
-    """Return the condition that a step has succeeded."""
+    """Return the condition, as clients write it, that a step has succeeded."""
     return {"type": "ok", "step": step}
 
 

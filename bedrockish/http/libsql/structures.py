@@ -23,7 +23,7 @@ from bedrockish.errors import (
     UsageError,
 )
 
-STEPS_MAX = 10_000  # steps of a batch
+STEPS_MAX = 10_000  # the most steps of a batch
 DEPTH_MAX = 32  # levels of conditions inside conditions
 SQL_BYTES_MAX = 256 << 10  # bytes of a stream's stored texts; `@libsql/client` stores 30 of at most 5,000 bytes
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1

@@ -1,4 +1,4 @@
-"""The audit on many machines: the same tables and the same queries, run by Spark."""
+"""The audit on many machines: Spark runs the same queries on the same tables as DuckDB does in ``duck``."""
 
 import re
 from collections.abc import Iterator

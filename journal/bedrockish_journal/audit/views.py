@@ -13,7 +13,7 @@ class Dialect(NamedTuple):
     no_eid: str  # NULL with the type of ``eid``
     number: str  # the number of a transaction, in the order of clock and origin
     each: str  # the function that turns an array into rows
-    series: str  # the function that returns an array of the integers between two, both included
+    series: str  # the function that returns an array of the integers from one to another, both included
     names: str  # the distinct names in a group, sorted, separated by commas
 
 
@@ -101,7 +101,7 @@ def views(dialect: Dialect) -> list[View]:
             f"SELECT node, leader, tick, max(seq) OVER (PARTITION BY node, leader ORDER BY tick {UP_TO}) AS seq, "
             f"max(clock) OVER (PARTITION BY node, leader ORDER BY tick {UP_TO}) AS clock FROM held",
         ),
-        View(  # the predecessors of an entry in its own file; removed ones are not judged
+        View(  # the predecessors of an entry in its file; removed predecessors are not judged
             "need",
             "SELECT s.node, s.leader, s.tick, s.txid, s.clock, s.seq, d.leader AS of_leader, d.tick AS of_tick, "
             "p.seq AS of_seq, greatest(p.clock, coalesce(m.clock, 0)) AS of_clock "
@@ -199,8 +199,8 @@ def _snapshots(dialect: Dialect) -> list[View]:
 def _transactions(dialect: Dialect) -> list[View]:
     """Return the tables of the transactions of all files together, which the law ``conflict`` queries."""
     return [
-        # Transactions up to this clock are not compared. If a label of theirs was removed from every journal, it is
-        # unknown which vectors cover them.
+        # Transactions up to this clock are not compared: a label of them may have been removed from every journal, and
+        # then it is unknown which vectors cover them.
         View(
             "horizon",
             "SELECT coalesce(max(least), 0) AS clock FROM (SELECT h.leader, min(coalesce(m.clock, 0)) AS least FROM "

@@ -102,7 +102,7 @@ class Cursor:
 
 
 def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]], cluster: str = "") -> Cursor:
-    """Return the cursor with which the reader of a copy of a node's tables continues.
+    """Return the cursor with which the reader of a copy of a node's tables continues in the feed.
 
     Args:
         safe: the safe time of the copy, which has every commit up to it.

@@ -22,7 +22,7 @@ Row = tuple[Value, ...]
 
 INSERT, UPDATE, DELETE = "INSERT", "UPDATE", "DELETE"
 PIECE = 2_000  # rows that are encoded or decoded at a time, which takes some milliseconds
-AT_ONCE_BYTES = 1 << 18  # up to this size, changes are decoded at once
+AT_ONCE_BYTES = 1 << 18  # up to this many bytes, changes are decoded in one step
 READ_BYTES = 512  # the decoder's least read-ahead; with a larger one it seeks back further after each row
 INT64 = 1 << 63
 DO, SEE, FAIL = "do", "see", "fail"

@@ -15,7 +15,7 @@ _COLUMN, _NULL, _NUMBER, _TEXT, _BLOB = 0x01, 0x05, 0x10, 0x20, 0x30
 _number = Struct(">BQH")
 _word = Struct(">Q")
 _double = Struct(">d")
-TEXT_MAX = 80  # characters
+TEXT_MAX = 80  # the most characters of a key as text
 
 
 _INVERTED = bytes(255 - byte for byte in range(256))

@@ -268,7 +268,7 @@ def decode_transaction(body: bytes) -> Transaction:
         raise EntryMalformedError(f"a transaction cannot be of kind {kind!r} or have fields that are not text")
     if type(changes) is not bytes or type(result) is not bytes:
         raise EntryMalformedError("changes and result of a transaction should be bytes")
-    # Empty lists are not passed to functions, because most of the later fields are empty.
+    # An empty list is not passed to a function: most later fields are empty, and calls take time.
     joined = _joined(packed[15]) if count > 15 and packed[15] != [] else ()
     return Transaction(
         Txid(clock, leader),

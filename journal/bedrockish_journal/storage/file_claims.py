@@ -16,7 +16,7 @@ from bedrockish_journal.model.membership_steps import wrong_membership, wrong_st
 from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 
 Ask = Callable[[str, tuple[Any, ...]], Iterable[Sequence[Any]]]
-SHOWN_MAX = 20  # findings of each kind
+SHOWN_MAX = 20  # the most findings of each kind
 
 # A running node shows one of its own tables only to a statement whose text has the table's name: no ``?`` here.
 _HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = '{}'"

@@ -66,7 +66,7 @@ _HASH = "SELECT hash FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 _HASHED = """SELECT coalesce(
   (SELECT min(tick) FROM main.bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 AND hash <> x''),
   (SELECT max(tick) FROM main.bedrockish_journal WHERE leader = ?1 AND tick < ?2 AND hash <> x''))"""
-_BLOBS = " AND ".join(f"typeof({name}) = 'blob'" for name in UNPACKED)  # a tampered file may hold anything
+_BLOBS = " AND ".join(f"typeof({name}) = 'blob'" for name in UNPACKED)  # a tampered file may have other types
 _FITS = f"kind = '{ROWS}' AND label <> x'' AND {_BLOBS} AND length(body) <= {BODY_BYTES_MAX}"
 _CANDIDATES = f"""SELECT tick, clock, {_FITS}, {", ".join(f"CASE WHEN {_FITS} THEN {name} END" for name in UNPACKED)}
   FROM main.bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ? ORDER BY tick LIMIT {ENTRIES_MAX}"""

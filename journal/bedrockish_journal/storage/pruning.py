@@ -57,7 +57,7 @@ _FIRST_KEPT = """SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND 
 
 
 def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[str, int]:
-    """Return the last tick of each timeline that can be removed from the journal.
+    """Return the last tick that can be removed, for each timeline of which an entry can be removed.
 
     Args:
         clock: no transaction with a later clock is removed.

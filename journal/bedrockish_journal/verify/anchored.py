@@ -19,7 +19,7 @@ from bedrockish_journal.storage.store import read_meta
 from bedrockish_journal.verify.chain import Finding
 
 LAW = "anchor"
-BYTES_MAX = 256 << 20  # an hourly anchor of five nodes takes a megabyte in some three weeks
+BYTES_MAX = 256 << 20  # limit of a file; an hourly anchor of five nodes adds a megabyte in some three weeks
 _HASH = "SELECT hash FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 
 

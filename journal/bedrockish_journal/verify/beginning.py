@@ -164,7 +164,7 @@ def _ask(db: apsw.Connection, query: str, *values: Any) -> Any:
 
 
 def is_in_force(sources: Sequence[Source], until: Moment | None, change: Entry) -> bool:
-    """Return whether a committed schema change is in force at a moment, though no replayed transaction has run on it.
+    """Return whether a committed schema change, on which no replayed transaction has run, is in force at a moment.
 
     Without a moment, return whether the change is in force at the end of the files.
     """

@@ -16,7 +16,7 @@ from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.storage.wide_rows import all_of, any_of, select
 
 SHOWN_MAX = 60  # characters of a value in a sentence
-INDEXED = 16  # columns of a key by which a row is looked up; the others are compared
+INDEXED = 16  # number of a key's columns by which a row is looked up; further ones are compared
 ZERO = "bedrockish_zero"  # an SQL function that distinguishes -0.0 from 0.0
 
 

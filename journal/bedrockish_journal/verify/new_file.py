@@ -44,7 +44,7 @@ class Claim:
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
         self.name = os.fspath(target)
-        # A file of its own, because NFS makes locks of flock that exclude those of SQLite on the same file.
+        # The lock has its own file, because on NFS a lock by flock would exclude SQLite's locks on the same file.
         self._lock = f"{self.name}.part-lock"
         self.refuse_existing()
         try:
@@ -63,13 +63,13 @@ class Claim:
 
     def _locked(self) -> int:
         """Return a descriptor that holds the lock on the present lock file, not on one that was removed."""
-        import fcntl  # Windows lacks it, and can run the commands that make no file
+        import fcntl  # Windows lacks fcntl, and can run the commands that make no file
 
         while True:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                with suppress(FileNotFoundError):  # its last holder has removed it
+                with suppress(FileNotFoundError):  # the last holder has removed the file
                     if os.path.samestat(os.fstat(descriptor), os.stat(self._lock)):
                         return descriptor
             except OSError as error:

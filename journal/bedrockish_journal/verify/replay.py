@@ -56,7 +56,7 @@ from bedrockish_journal.verify.beginning import (
 from bedrockish_journal.verify.new_file import NewFile
 
 Prepare = Callable[[apsw.Connection], None]  # registers the functions and collations of plugins on a connection
-PROGRESS_EVERY = 1_000  # entries
+PROGRESS_EVERY = 1_000  # number of entries between two calls of ``progress``
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Report:
     """The report of a replay."""
 
     target: str  # the file that was written
-    digest: str  # the digest of its contents
+    digest: str  # the digest of the written database
     entries: int  # the number of applied entries, second labels included
     repeats: int  # the number of second labels, which changed nothing
     changes: int  # the number of rows inserted, updated and deleted

@@ -203,7 +203,7 @@ def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDi
 
 
 def _keys_of(table: Table, change: Change) -> Iterator[Key]:
-    """Yield the keys, before and after, of the row that a change wrote."""
+    """Yield the key of the changed row before the change, and its key after the change."""
     if table.rowid is not None:
         for rowid in (change.rowid, change.rowid_after):
             if rowid is not None:

@@ -31,15 +31,15 @@ from bedrockish_journal.verify.snapshots import Snapshots
 
 Source = str | os.PathLike[str] | apsw.Connection
 Progress = Callable[[str, int], None]
-PROGRESS_EVERY = 10_000  # entries
+PROGRESS_EVERY = 10_000  # number of entries between two calls of ``progress``
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """The checked content of one file."""
 
-    node: str  # the node
-    path: str  # the file
+    node: str  # the node that has the file
+    path: str  # the path of the file
     entries: int  # the number of entries
     repeats: int  # the number of entries that are second labels
     adopted: int  # the number of adopted entries
@@ -248,7 +248,7 @@ def _verify_one(
 
 
 def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[Counts]) -> int:
-    """Return the greatest clock up to which all files with a timeline have removed entries of the timeline."""
+    """Return a clock above which no entry was removed from all files with its timeline; 0 without such a removal."""
     least: dict[str, int] = {}
     for (_, db), count in zip(opened, counts, strict=True):
         clocks = {leader: mark.clock for leader, mark in _removed("", db, []).items()}

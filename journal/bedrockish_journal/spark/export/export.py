@@ -44,7 +44,7 @@ ENTRIES_AT_ONCE = 2_048
 class Written(NamedTuple):
     """A range of ticks whose files have temporary names."""
 
-    span: Span  # the range
+    span: Span  # the timeline, and its first and last tick in the range
     tables: list[str]  # the tables that have rows of the range
     prev: bytes  # the ``prev`` of the first entry of the range
     hash: bytes  # the hash of the last entry of the range
@@ -54,7 +54,7 @@ class Written(NamedTuple):
 class Progress:
     """The progress of a run."""
 
-    node: str  # the node
+    node: str  # the node whose journal is exported
     entries: int  # the number of entries that this run has exported
     expected: int  # the number of entries that were missing when the run began
     vector: dict[str, int]  # the vector up to which this node's journal is exported

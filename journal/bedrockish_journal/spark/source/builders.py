@@ -11,7 +11,7 @@ from bedrockish_journal.spark.source.columns import ARROW, Types
 from bedrockish_journal.storage.row import Stored
 
 BATCH_ROWS = 1024  # with more rows, Python's garbage collector scans them so often that it costs a third of the time
-BATCH_BYTES = 8 << 20  # limit of the entries that are held at once
+BATCH_BYTES = 8 << 20  # bytes of entries at which a batch is full
 Part = tuple[Sequence[int], Mapping[str, Any]]  # some rows: the number of each, for sorting; their columns by name
 
 

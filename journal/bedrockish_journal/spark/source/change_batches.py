@@ -17,7 +17,7 @@ from bedrockish_journal.storage.row import Stored
 
 Image = list[Value] | None
 _VALUES = frozenset({type(None), int, float, str, bytes})
-_SHAPES = {(INSERT, True, False), (UPDATE, False, False), (DELETE, False, True)}  # op, no before, no after
+_SHAPES = {(INSERT, True, False), (UPDATE, False, False), (DELETE, False, True)}  # op; before is None; after is None
 
 
 class _Entry(NamedTuple):
@@ -57,7 +57,7 @@ class TableChanges:
         return list(chain.from_iterable(map(repeat, values, self.counts)))
 
     def check(self) -> None:
-        """Check that each change is a change of a row with these columns; all at once is faster than one by one.
+        """Check that each change is a change of a row with these columns; one check of all is faster than many.
 
         Raises:
             ValueError: a change is not a change of a row with these columns.
@@ -176,7 +176,7 @@ class ChangeBuilder(ABC):
 
 
 def _by_table(found: ChangeColumns) -> list[tuple[int, list[int]]]:
-    """Return the index of each changed table of an entry, with the numbers of the table's changes."""
+    """Return the index of each changed table of an entry, with the indexes of the table's changes."""
     numbers: dict[int, list[int]] = {place: [] for place in range(len(found.heads))}
     for number, place in enumerate(found.places):
         if type(place) is not int or place not in numbers:

@@ -19,7 +19,7 @@ from bedrockish_journal.storage.row import Stored, decode_parts
 
 # Indexes of fields in the encoded body, see ``bedrockish_journal.model.transaction``.
 COMMAND, ACCESS_SET, CHANGES = 7, 10, 11
-BARE = 14  # fields of a body with one command and without a user
+BARE = 14  # number of fields in a body with one command and without a user
 
 _T = TypeVar("_T")
 

@@ -95,7 +95,7 @@ def read_table(spark: "SparkSession", inputs: Inputs, name: str, columns: Sequen
 
 
 def _export(spark: "SparkSession", directory: str, inputs: Inputs, name: str) -> "DataFrame":
-    """Return a table of an export, with the nodes that are read from this export."""
+    """Return a table of an export, with the rows of the nodes that are read from this export."""
     files = files_of(directory, name, read_manifest(directory))
     schema = ddl(TABLES[name].columns)
     if not files:

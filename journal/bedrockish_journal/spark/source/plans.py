@@ -51,8 +51,8 @@ _UNSAFE = f"""SELECT leader, min(tick) FROM (
 class Limits:
     """The conditions of a query on entries, all of which an entry has to meet."""
 
-    leaders: frozenset[str] | None = None  # the timelines; None for all
-    clocks: Between = ALL  # the bounds of clocks
+    leaders: frozenset[str] | None = None  # the timelines of the entries; None for all
+    clocks: Between = ALL  # the least and the greatest clock
     named: frozenset[str] | None = None  # the tables whose ``changes`` are wanted, by their folded names; None for all
 
     def meet(self, leader: str | None, clock: int | None) -> bool:
@@ -69,7 +69,7 @@ NO_LIMITS = Limits()
 class Wanted:
     """The wanted entries of a range of ticks, and their wanted columns."""
 
-    clocks: Between = ALL  # the bounds of clocks
+    clocks: Between = ALL  # the least and the greatest clock
     # The kind of the entries, without second labels, which change nothing; None for all entries.
     kind: str | None = None
     blobs: bool = True  # whether label and body are wanted; without them SQLite does not read their pages

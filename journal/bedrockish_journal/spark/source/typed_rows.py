@@ -127,7 +127,7 @@ class TypedRows(ChangeBuilder):
 
 
 def _at(values: Sequence[Any], at: Sequence[int]) -> Sequence[Any]:
-    """Return the values at some places, which are often all places."""
+    """Return the values with some indexes, which often are all indexes."""
     return values if len(at) == len(values) else [values[place] for place in at] if values else ()
 
 

@@ -42,7 +42,7 @@ def constrained(pins: list[str], requirements: list[str]) -> dict[str, str]:
 
 
 def markers(requirements: list[str]) -> dict[str, str]:
-    """Return the marker of each package that has one, by name: it has no wheel for other versions of Python."""
+    """Return the marker of each package that has one, by name: such a package has no wheel for other Pythons."""
     split = [line.partition(";") for line in requirements]
     return {re.split(r"[\[<>=~! ]", what)[0]: marker.strip() for what, _, marker in split if marker}
 

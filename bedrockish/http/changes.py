@@ -205,7 +205,7 @@ class _Reader:
                 for one in page:
                     found = True
                     line = await self._transaction(one)
-                    memory.hold(self, len(line))  # counted until the reader has read the line
+                    memory.hold(self, len(line))  # the line counts until the reader has read it
                     yield line
                     memory.hold(self, -len(line))
                     self._left -= 1

@@ -87,7 +87,7 @@ async def serve_http(
 
     async def run() -> None:
         nonlocal listener
-        if listener.fileno() < 0:  # it was closed when the server failed
+        if listener.fileno() < 0:  # the socket was closed when the server failed
             listener = await listen(Address(str(host), port))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pipelines.watch)

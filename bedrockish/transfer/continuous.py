@@ -119,7 +119,7 @@ async def _run(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[Callable[[], None]]:
-    """Make the directory, and lock it against other writers; yield a check that it is still at its path."""
+    """Make the directory, and lock it against other writers; yield a check that the directory is still there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:

@@ -79,7 +79,7 @@ class TableFile:
 class Filled:
     """The result of a load."""
 
-    rows: int = 0  # the number of rows in all
+    rows: int = 0  # the number of rows of the file that are in the table
     before: int = 0  # the number of batches that an earlier run had loaded
     created: bool = False  # whether the table was made from the names in the file's first row
     # ``short``: rows with fewer values than columns; the other columns are NULL. ``long``: rows with more values than

@@ -209,7 +209,7 @@ class _Calls:
         return self._transaction.command
 
     def rollback(self) -> None:
-        if self._transaction is not None:  # else an earlier process, which was killed, had opened it
+        if self._transaction is not None:  # else a process that was killed had opened the transaction
             self._transaction.rollback()
 
     def make(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -241,7 +241,7 @@ class Workload:
         self.errors[word] = self.errors.get(word, 0) + 1
         if not happened:
             return "fail", steps, f"{word} {command}"
-        if seen is None:  # it happened, but its reads are unknown
+        if seen is None:  # the command happened, but its reads are unknown
             return "unknown", steps, f"{word} {command}"
         return "ok", seen, f"{word} {command}"
 

@@ -15,7 +15,7 @@ class _Key:
     longest: tuple[int, ...] = ()
     longest_by: int = 0
     seen: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # operation and values of every read
-    reads: dict[int, tuple[int, ...]] = field(default_factory=dict)  # operation -> values read, without its own
+    reads: dict[int, tuple[int, ...]] = field(default_factory=dict)  # operation -> values read, without its own appends
 
 
 def judge_lists(evidence: Evidence) -> None:

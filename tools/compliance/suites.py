@@ -228,7 +228,7 @@ def run_django(directory: Path, groups: Sequence[str] = ()) -> Outcomes:
 class Suite:
     """A test suite of another project, and how to run it."""
 
-    name: str  # its name on the command line
+    name: str  # the suite's name on the command line
     release: Callable[[], str]  # returns the installed release; expectations are for one release
     run_ours: Callable[[Path], Outcomes]  # runs it against three nodes in a directory
     missing: Callable[[], str | None] = lambda: None  # returns what has to be installed first, or None
@@ -236,7 +236,7 @@ class Suite:
 
     @property
     def expectations(self) -> str:
-        """The name of its file of expectations."""
+        """The name of the suite's file of expectations."""
         return self.same_as or self.name
 
 

@@ -41,7 +41,7 @@ ENTRIES_MIN = 32  # a shorter run is not packed; entries of another kind and lar
 PACK_BYTES = 128 << 10  # a pack with this many bytes of labels and bodies is full
 BODY_BYTES_MAX = 16 << 10  # a longer body is not packed
 RAW_BYTES_MAX = 1 << 20  # limit of an unpacked pack, which has at most PACK_BYTES, one body, and CBOR's overhead
-TIMELINES_MAX = 64  # timelines of which a connection caches the pack that it read last
+TIMELINES_MAX = 64  # number of timelines; of each, a connection caches the pack that it read last
 
 _SEARCHED = "seq, leader, tick, clock, origin, command, kind, repeat, applied_ms"
 UNPACKED = {

@@ -23,8 +23,8 @@ from tools.sim.faulty import FAULTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
-CONTROL_S = 10.0  # seconds that the run without a fault gets in addition to those of the run that caught the fault
-# Fault in the simulator's driver -> the messages that the model check's own driver sends too early to show the fault.
+CONTROL_S = 10.0  # the run without the fault may take this many seconds more than the run that caught the fault
+# Fault in the simulator's driver -> its form in the model check: the kinds of messages that are sent too early.
 IN_THE_DRIVER = {
     "reply before durable": frozenset({"Reply"}),
     "messages before durable": frozenset(kind.__name__ for kind, _ in WIRE.values()),

@@ -73,7 +73,7 @@ Fields = tuple[FieldValues, ...]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """An interval of the keys of an object."""
+    """An interval of the keys of a table or index."""
 
     object: str  # ``t:NAME`` or ``i:NAME``
     low: Fields = ()  # columns of the low end; empty for the beginning of the object

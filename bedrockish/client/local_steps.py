@@ -65,7 +65,7 @@ class LocalSteps:
         self._session, self.transactions = session, transactions
         self._socket = socket_path(database)
         self._back_at = 0.0  # when the session may next try to return to the node of the file, in monotonic seconds
-        self._node_next = False  # begin the next transaction at the node, because the last one could not be moved there
+        self._node_next = False  # whether the next transaction begins at the node, as the last could not be moved to it
 
     async def call(self, what: What, timeout_s: float) -> Answered | Told:
         """Run a step of a transaction; return the answer. The errors are those of the node."""

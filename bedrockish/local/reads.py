@@ -116,7 +116,7 @@ class LocalReads:
         for given in self.given:
             given(db)
         self.attached.apply_to(db)
-        _KEEPER.add(self)  # also in each forked child, which lacks the keeper's thread of its parent
+        _KEEPER.add(self)  # starts the keeper's thread if it does not run: a fork does not copy the thread
 
     def give(self, given: Give) -> None:
         """Register a function or collation of the program on all present and future connections.

@@ -37,7 +37,7 @@ class Inflow:
         self.total = 0  # the bytes of all incomplete messages
         self._sizes: dict[Sender, int] = {}
         self._waiting: set[Sender] = set()
-        self._since = 0.0  # seconds at which the first reader began to wait, or the last message was completed
+        self._since = 0.0  # seconds at which senders began to wait, or a message was last completed or discarded
 
     def note(self, sender: Sender, size: int) -> None:
         """Record the size of a sender's incomplete message; 0 if it was completed or discarded."""

@@ -78,7 +78,7 @@ def _half(one: Facts, other: Facts) -> tuple[str, str] | None:
 
 
 def _both(one: Facts, other: Facts, left: int, right: int) -> tuple[str, str] | None:
-    """Check a commit of one node against a commit of another; return the broken law and how, or None."""
+    """Check a commit of one node against a commit of another; return the broken law and a text about it, or None."""
     x, y = transaction(left), transaction(right)
     if twice := set(x.commands).intersection(y.commands):
         return "a command happens once", f"{min(twice)} is committed as {name(left)} and as {name(right)}"

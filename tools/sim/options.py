@@ -204,7 +204,7 @@ def draw_options(seed: int) -> Options:
 
 
 def draw_wide_options(seed: int) -> Options:
-    """Return the options of a world of any kind."""
+    """Return the options of a simulated world, drawn from wide ranges."""
     options, luck = _quorum_first(_wide_options(seed)), Random(f"damage {seed}")
     return _damage(options, luck, every_s=(0.1, 0.5, 2.0))
 

@@ -119,7 +119,7 @@ def answer_of(entry: Entry, request: Request) -> Answer:
 
 
 def again(image: Image, entry: Entry, request: Request, request_id: int) -> Answer | BedrockishError | Decided:
-    """Return the answer to a request whose command has happened before, or ``Decided`` before its activation."""
+    """Return the answer to a repeated command; ``Decided`` if it is a schema change that is not activated here yet."""
     answer = answer_of(entry, request)
     if image.scheduled is not None and image.scheduled.txid == entry.txid:
         return Decided(request_id, entry.txid, answer)

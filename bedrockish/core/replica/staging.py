@@ -203,9 +203,9 @@ class Staging:
         self._ask(peer)
 
     def _drop_dependents(self, peer: str, digest: bytes) -> None:
-        """Drop the peer's offers and messages that lack a piece which the peer does not have any more.
+        """Drop the peer's offers and messages that need a piece: the peer lacks this piece, or sent wrong bytes for it.
 
-        The peer sends them again if they still count.
+        The peer repeats the offers and messages that are still of use.
         """
         self.incomplete = [one for one in self.incomplete if one.peer != peer or digest not in one.missing]
         for key in [key for key, offer in self.offers.items() if key[0] == peer and digest in offer.missing]:

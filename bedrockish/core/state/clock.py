@@ -160,10 +160,10 @@ class Clock:
         return max(0, wall_ms - milliseconds(clock)) if clock else None
 
     def is_absurd(self, clock: int) -> bool:
-        """Return whether a clock is so far ahead that it must be an error, even in a message with a promise or outcome.
+        """Return whether a clock is more than a year ahead of our clock and of most voters' walls: it must be an error.
 
-        No sound node gets that far: it follows neither its wall nor the clock of any other message to such a value. If
-        one node followed this clock, all nodes would, and none would follow its wall again.
+        Such a clock is not even followed in a promise or an outcome. If one node followed it, all nodes would, and the
+        cluster's clock would stay ahead of all walls for more than a year.
         """
         # A clock that only counts may be at any value, and is not compared with a wall.
         if not self.follows_wall or not self.believed_ms:

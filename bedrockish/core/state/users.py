@@ -33,7 +33,7 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
             raise _refused(
                 "duplicate", f"there is a user {name} already; change it with 'bedrockish user grant|passwd'"
             )
-        # Bounded, because every membership contains all users, and each node has it in memory.
+        # Bounded, because every membership contains all users, and each node keeps the membership in memory.
         if len(users) >= USERS_MAX:
             raise _refused("last", f"a cluster has {USERS_MAX} users at most, and those that were removed count, too")
         users[name] = UserSaid(_secret(change), _role(change) if change.role else 0, number)

@@ -9,10 +9,10 @@ read, it reads on a snapshot of its own instead.
 The row changes fit on top of later commits, because no row that the transaction has read or written has changed. This
 is checked before each swap; if such a row has changed, the transaction fails at once.
 
-*Serializable*: reads count like writes, so the transaction is equal to one that runs now.
-*Snapshot*: its first snapshot stays. Tables that it has not written are read there. A statement on the writer fails if
-a commit after the snapshot has changed rows that the statement reads, since its results would show two moments; rows
-that earlier statements have read may change.
+*Serializable*: the check includes reads, so the result is the same as if the whole transaction ran now.
+*Snapshot*: the check does not include plain reads of earlier statements. The transaction keeps its first snapshot, and
+reads the tables there that it has not written. A statement on the writer fails if a commit after the snapshot has
+changed rows that the statement reads, because its results would show two moments.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

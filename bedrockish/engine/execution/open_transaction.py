@@ -133,7 +133,7 @@ class TransactionWork:
             self.drop_log()
 
     def drop_log(self) -> None:
-        """Drop the log: from now on, the transaction cannot change the schema."""
+        """Drop the log: from now on, DDL is refused if it needs a copy that repeats the earlier statements."""
         self.log, self.logged, self.asked = None, 0, 0
 
     def take_log(self) -> list[Logged]:

@@ -47,7 +47,7 @@ class Memory:
 
     @property
     def taken(self) -> int:
-        """The bytes of memory that are taken now: by SQLite, by holders, and by rows of running statements."""
+        """The bytes taken now: SQLite's, those of ``hold`` and ``elsewhere``, and rows of running statements."""
         taken = self._used() + self._held_bytes + self.elsewhere
         return taken + sum(list(self._running.values())) if self._running else taken  # a copy: other threads write
 

@@ -72,7 +72,7 @@ class Scope:
 
 @dataclass(slots=True)
 class Holder:
-    """The scope from which a connection's functions take values; None while no transaction uses the connection."""
+    """Holds the scope of a connection's clock functions; ``scope`` is None while no transaction uses the connection."""
 
     scope: Scope | None = field(default=None)
 

@@ -56,7 +56,7 @@ Call = Callable[[Ask | AskChunk], Awaitable[Any]]
 FACTS_S = 20.0  # how long a member may take to apply our admission
 AGAIN_S = 0.5
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-WAIT_FOR = ("behind", "silent", "quorum", "mode")  # reasons to refuse a promotion that pass without an operator
+WAIT_FOR = ("behind", "silent", "quorum", "mode")  # a promotion refused for one of these reasons is tried again
 
 
 @asynccontextmanager

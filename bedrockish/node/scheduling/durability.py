@@ -176,8 +176,8 @@ class FsyncThread:
     def is_quick(self) -> bool:
         """Whether the loop should wait for the next sync, because that costs less than two thread switches.
 
-        A quick disk can hang without warning. A disk that has stalled is not trusted for a minute, so a disk that
-        stalls now and then blocks reads, status and votes once in a minute at most.
+        A quick disk can hang without warning. For a minute after a stall, the loop does not wait for syncs: so a
+        disk that stalls repeatedly blocks reads, status and votes at most once in a minute.
         """
         return self.mean_s <= QUICK_S and time.monotonic() - self._stalled_at > DISTRUST_S
 

@@ -46,7 +46,7 @@ class Submissions(Protocol):
 
 
 class Rest(Generic[T]):
-    """The steps of an operation that remain when it first has to wait."""
+    """The steps of an operation from its first wait on."""
 
     def __init__(self, steps: Steps[T], wanted: Wanted) -> None:
         self._steps, self._wanted = steps, wanted

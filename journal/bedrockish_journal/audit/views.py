@@ -167,7 +167,7 @@ def _snapshots(dialect: Dialect) -> list[View]:
             "SELECT min(leader) AS leader, min(tick) AS tick, clock FROM (SELECT DISTINCT p.leader, p.tick, e.clock, "
             "e.origin FROM place p JOIN good e ON e.eid = p.eid) AS x GROUP BY clock, origin HAVING count(*) = 1",
         ),
-        View(  # the last tick of each timeline with a clock up to an entry's safe time
+        View(  # for each entry and timeline: the timeline's last tick with a clock at or below the entry's safe time
             "due",
             "SELECT eid, leader, upto FROM (SELECT eid, leader, "
             f"max(tick) OVER (PARTITION BY leader ORDER BY clock, asks {UP_TO}) AS upto "

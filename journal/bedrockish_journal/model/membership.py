@@ -2,7 +2,7 @@
 
 A timeline whose leader has left never grows again. A membership names such timelines as *retired*. Each transaction
 under this membership or a later one has the whole retired timeline in its past, because a membership change conflicts
-with every transaction. So vectors no longer name a retired timeline: a vector without it has all of its entries.
+with every transaction. So a vector no longer names a retired timeline, but includes all entries of the timeline.
 """
 
 from collections.abc import Mapping

@@ -61,7 +61,7 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class Claims:
-    """The claims of one file about its cluster."""
+    """Statements of a file about its cluster: claims that do not hold, the memberships, the schema's first size."""
 
     wrong: list[Claim] = field(default_factory=list)  # the claims that do not hold
     # All memberships that the file has, by version.

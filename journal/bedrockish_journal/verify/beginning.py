@@ -28,7 +28,7 @@ _OLDER = "restore from a younger backup, or add a file that still has it, such a
 class Beginning:
     """The beginning of a replay: an empty database, or the tables of a node's file."""
 
-    # The file with whose tables the replay begins; None: the replay begins with an empty database.
+    # The replay begins with the tables of this file; None: it begins with an empty database.
     source: Source | None = None
     # The last tick of each timeline that is in the tables, and the hash of its entry.
     heads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
@@ -178,4 +178,4 @@ def is_in_force(sources: Sequence[Source], until: Moment | None, change: Entry) 
     assert until.vector is not None, "a moment has a clock or a vector"
     query = "SELECT leader, max(tick) FROM bedrockish_journal WHERE clock < ? GROUP BY leader"
     before = merge(*(dict(db.execute(query, (activates,))) for _, db in sources))
-    return covers(until.vector, before)  # every transaction on the schema before the change is included
+    return covers(until.vector, before)  # the moment includes all transactions on the older schema

@@ -52,7 +52,6 @@ from bedrockish.errors import (
     BedrockishError,
     CommandIdError,
     ConflictError,
-    ConstraintError,
     ForgottenError,
     OutcomeUnknownError,
     SqlError,
@@ -319,8 +318,7 @@ class Session(Calls):
         except (OutcomeUnknownError, CommandIdError):
             raise
         except BedrockishError as error:
-            if isinstance(error, ConstraintError):
-                self._core.values.note_failure()
+            self._core.values.note_error(error)
             if not resend:
                 raise
             if error.retry:  # do not settle the id: the command may succeed when it is sent again

@@ -17,7 +17,7 @@ from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEME
 from bedrockish.client.request_builder import columns_of, is_plain, new_command, note_results, with_values
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.pauses import Pauses
-from bedrockish.errors import BedrockishError, ClientClosedError, ConstraintError, UsageError
+from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
 from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.single_statement import check_statement
@@ -307,8 +307,8 @@ class Transaction:
 
     def _note_error(self, op: str, error: BaseException, first: int | None = None) -> None:
         """Update the state of the transaction after a step that failed or was cancelled."""
-        if op in (BEGIN, STATEMENTS) and isinstance(error, ConstraintError):
-            self._options.values.note_failure()
+        if op in (BEGIN, STATEMENTS):
+            self._options.values.note_error(error)
         if isinstance(error, BedrockishError):
             self._options.temporary.note(error, first=first)
             self._is_begun = self._is_begun or bool(error.details.get(BEGUN))

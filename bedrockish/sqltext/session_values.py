@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from bedrockish.errors import ConstraintError
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import LIKE, NONE, Settings, first_setting, with_settings
 from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, verb_of
@@ -52,9 +53,10 @@ class SessionValues:
             if one.lastrowid:
                 self.last_insert_rowid = one.lastrowid
 
-    def note_failure(self) -> None:
-        """Update the values after a statement that broke a constraint, for which SQLite counts no changed row."""
-        self.changes = 0
+    def note_error(self, error: BaseException) -> None:
+        """Update the values after a failed statement: SQLite counts no changed row if it broke a constraint."""
+        if isinstance(error, ConstraintError):
+            self.changes = 0
 
     def reset(self) -> None:
         """Set all values to those of a new session."""

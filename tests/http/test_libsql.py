@@ -235,6 +235,18 @@ def test_broken_constraint_has_sqlites_code(node: Asker, definition: str, values
     assert told["error"]["code"] == f"SQLITE_CONSTRAINT_{code}"
 
 
+def test_changes_is_0_after_a_broken_constraint(node: Asker) -> None:
+    """As in SQLite, in a transaction and outside of one."""
+    table = "CREATE TABLE counted(a PRIMARY KEY)"
+    texts = ["INSERT INTO counted VALUES (1), (2)", "INSERT INTO counted VALUES (3), (1)", "SELECT changes()"]
+    answer = pipeline(node, *map(execute, (table, *texts, "BEGIN", "DELETE FROM counted", *texts[1:2] * 2, texts[2])))
+    _, two, error, outside, _, gone, three, again, inside = answer["results"]
+    assert two["response"]["result"]["affected_row_count"] == 2
+    assert gone["response"]["result"]["affected_row_count"] == 2
+    assert (error["type"], three["type"], again["type"]) == ("error", "ok", "error")
+    assert rows(outside) == rows(inside) == [["0"]]
+
+
 def test_write_whose_result_json_cannot_express_has_happened(node: Asker) -> None:
     """Its error code does not claim that the statement was not executed."""
     made, done, found = pipeline(

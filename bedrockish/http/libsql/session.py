@@ -258,14 +258,18 @@ class Session:
         statements = self._with_keys((statement,))
         if makes_temporary(statement.sql):
             self._temporary.begin(uuid.uuid4().hex)
-        if self._open is None:
-            answer = await self._run_alone(statements)
-            self._token = answer.token
-        else:
-            changes = kind_of(statement.sql) == SCHEMA
-            answer = await self._step(STATEMENTS, statements)
-            self._unchecked = self._unchecked or len(statements) > 1
-            self._changes_schema = self._changes_schema or changes
+        try:
+            if self._open is None:
+                answer = await self._run_alone(statements)
+                self._token = answer.token
+            else:
+                changes = kind_of(statement.sql) == SCHEMA
+                answer = await self._step(STATEMENTS, statements)
+                self._unchecked = self._unchecked or len(statements) > 1
+                self._changes_schema = self._changes_schema or changes
+        except BedrockishError as error:
+            self._values.note_error(error)
+            raise
         return self._results(answer)[-1]
 
     async def _check_no_action(self, sql: str) -> None:

@@ -62,8 +62,8 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
         # A node without room for decided entries stops: ``Batch.redo`` then fails as well.
         case _ if _lacks_room(error, number):
             return UnavailableError(
-                "the disk of this node, or that of its temporary files (TMPDIR), has no room for what the statement "
-                "needs; the statement did not happen"
+                "this node has no room for the statement, on the disk of its file or that of its temporary files "
+                "(TMPDIR); the statement did not happen: free some room there, or send it to another node"
             )
         case apsw.CantOpenError():
             return UnavailableError(f"{NO_FILE}; the statement did not happen")

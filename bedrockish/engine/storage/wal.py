@@ -48,9 +48,7 @@ class Wal:
         self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
         self._length = 0  # a lower bound of the file's bytes
         self._reserved_at = self.frames  # frames when ``reserve`` was called last
-        self._most = (
-            self._frames_by_room()
-        )  # frames at which the WAL restarts on a small disk, even if the caller allows more
+        self._most_by_room = self._frames_by_room()  # frames at which the WAL restarts because of a small disk
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
         sync(self._path.parent)
@@ -135,6 +133,10 @@ class Wal:
         free = room.f_bavail * room.f_frsize
         return max((free + length) // ROOM_PARTS // FRAME_BYTES, FEWEST_FRAMES)
 
+    def _bounded(self, most: int) -> int:
+        """Return the frames at which the WAL restarts: ``most``, or fewer on a small disk."""
+        return min(most, self._most_by_room)
+
     def reserve(self, most: int) -> None:
         """Lengthen the file by zeros before its frames fill it, after a short batch.
 
@@ -144,7 +146,7 @@ class Wal:
         restarts at about ``most`` frames.
         """
         short, self._reserved_at = self.frames - self._reserved_at <= RESERVE_LEAST, self.frames
-        most = min(most, self._most)
+        most = self._bounded(most)
         end = WAL_HEADER_BYTES + min(self.frames + RESERVE_LEAST, most) * FRAME_BYTES
         if not short or end <= self._length:
             return
@@ -167,7 +169,7 @@ class Wal:
         In the second case the checkpoint copies and syncs nearly all frames in the background, so that ``finish``,
         which blocks the node, has few left.
         """
-        return self.grown() >= (few if self.frames < min(most, self._most) else _left_max(few))
+        return self.grown() >= (few if self.frames < self._bounded(most) else _left_max(few))
 
     def is_to_finish(self, few: int, most: int, more: int = 0) -> bool:
         """Return whether to call ``finish`` at a batch's end: the WAL has ``most`` frames, and nearly all are copied.
@@ -177,7 +179,7 @@ class Wal:
         At twice ``most`` frames, the background checkpoint is too slow: return True even if many frames are left. But
         while a reader holds the checkpoint back, wait until the reader is gone and few frames are left.
         """
-        frames, most = self.frames + more, min(most, self._most)
+        frames, most = self.frames + more, self._bounded(most)
         if frames < most:
             return False  # the usual case comes first, because each batch calls this several times
         self.grown()
@@ -197,7 +199,7 @@ class Wal:
                 self._checkpointer = apsw.Connection(self._file)
                 self._checkpointer.wal_autocheckpoint(0)
                 self._checkpointer.execute("PRAGMA synchronous = NORMAL")
-            self._copied_at, self._most = self.frames, self._frames_by_room()
+            self._copied_at, self._most_by_room = self.frames, self._frames_by_room()
             # A connection that has read nothing yet does not know the WAL, and its checkpoint would do nothing.
             self._checkpointer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
             frames, self._copied = self._checkpointer.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
@@ -219,7 +221,7 @@ class Wal:
             frames, copied = db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._copied = copied
             if frames == copied:
-                is_large = os.fstat(self._fd).st_size > 2 * min(most, self._most) * FRAME_BYTES
+                is_large = os.fstat(self._fd).st_size > 2 * self._bounded(most) * FRAME_BYTES
                 how = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_large else apsw.SQLITE_CHECKPOINT_RESTART
                 db.wal_checkpoint("main", how)
                 self.frames = self._length = 0

@@ -252,7 +252,7 @@ def test_gracefully_stopped_nodes_do_not_count_as_lost() -> None:
 
 
 def test_nodes_at_their_limit_of_clients_do_not_count_as_lost() -> None:
-    """They were told as crashed by the request, although a third node had room."""
+    """The client took such nodes for crashed by its request, and asked no third node, which had room."""
     w = wire()
     number = w.call("INSERT INTO t VALUES (1)")
     for _ in range(2):

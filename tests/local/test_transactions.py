@@ -37,7 +37,7 @@ from bedrockish.local.prepared import decode_prepared, encode_prepared
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from tests.local.conftest import here
-from tools.cluster import LocalNode, local_cluster
+from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 
 def test_node_learns_of_a_transaction_at_commit(db: Connection, other: Connection, node: LocalNode, table: str) -> None:
@@ -637,13 +637,21 @@ def test_transaction_by_path_begins_without_a_token(node: LocalNode) -> None:
             assert here(db).has_any
 
 
-def test_transaction_of_a_program_has_the_default_bounds(db: Connection, table: str) -> None:
-    """The bounds hold whatever the node's configuration says; a refused statement leaves the transaction as it was."""
-    with db.transaction() as transaction:
-        transaction.execute(f"INSERT INTO {table} VALUES (3, zeroblob({31 << 20}), 0)")
-        with pytest.raises(TooLargeError, match=str(32 << 20)):
-            transaction.execute(f"INSERT INTO {table} VALUES (4, zeroblob({1 << 20}), 0)")
-        assert len(transaction.execute(f"SELECT a FROM {table} WHERE id = 3").value()) == 31 << 20
-        with pytest.raises(TooLargeError, match=str(64 << 20)):
-            transaction.execute(f"SELECT one.a FROM {table} AS one, {table} AS other WHERE one.id = 3")
-        transaction.rollback()
+def test_transaction_of_a_program_has_the_default_bounds_at_a_node_with_others(tmp_path: Path) -> None:
+    """A refused statement leaves the transaction as it was."""
+    limits = {"changes_bytes_max": 1 << 20, "result_bytes_max": 1 << 20}
+    cluster = LocalCluster(tmp_path, ("A",), settings={"limits": limits})
+    with cluster.running():
+        trio.run(cluster.wait_ready, 0)
+        with bedrockish.connect(cluster.nodes[0].database) as db:
+            db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+            with pytest.raises(TooLargeError, match=str(1 << 20)):
+                db.execute(f"INSERT INTO t VALUES (2, zeroblob({2 << 20}))")  # runs at the node
+            with db.transaction() as transaction:
+                transaction.execute(f"INSERT INTO t VALUES (3, zeroblob({31 << 20}))")
+                with pytest.raises(TooLargeError, match=str(32 << 20)):
+                    transaction.execute(f"INSERT INTO t VALUES (4, zeroblob({1 << 20}))")
+                assert len(transaction.execute("SELECT a FROM t").value()) == 31 << 20
+                with pytest.raises(TooLargeError, match=str(64 << 20)):
+                    transaction.execute("SELECT a FROM t, (VALUES (1), (2), (3))")
+            assert db.execute("SELECT id, length(a) FROM t").rows == [(3, 31 << 20)]

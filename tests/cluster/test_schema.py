@@ -149,7 +149,7 @@ async def test_schema_change_of_a_killed_leader_is_in_force_everywhere_or_nowher
 
 
 async def test_strict_read_at_another_node_sees_the_rows_of_a_schema_change(cluster: LocalCluster) -> None:
-    """Its node may have the change in force, and in its file only the state before, which has the change's entry."""
+    """The other node may have activated the change while its durable state has the entry and still lacks the rows."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as writer, open_client(cluster.url(1, only=True)) as reader:
         await writer.execute("CREATE TABLE counted(id INTEGER PRIMARY KEY, a)")

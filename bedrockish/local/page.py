@@ -36,6 +36,8 @@ _FACTS_AT = _HEAD.size
 _FACTS_END = _FACTS_AT + _FACTS.size
 _BATCH = Struct("<QI8sQI")  # batch, frames, salts, schema, checksum of these
 _BATCHES_AT = 128
+_BOUND = Struct("<QI")  # the most bytes of rows that one transaction may change, checksum of this number
+_BOUND_AT = _BATCHES_AT + BATCHES * _BATCH.size
 _SEQUENCE = Struct("<Q")
 _SEQUENCE_AT = 8
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -116,13 +118,14 @@ class Page:
     Args:
         database: path of the node's file, which is open.
         batches: the last durable batch.
+        changes_bytes: the most bytes of rows, before and after, that one transaction may change.
         mode: permissions of the page's file.
 
     Raises:
         ConfigError: the page cannot be created.
     """
 
-    def __init__(self, database: str, batches: int, mode: int = 0o600) -> None:
+    def __init__(self, database: str, batches: int, changes_bytes: int, mode: int = 0o600) -> None:
         self._lock = threading.Lock()
         self._database, self._path, self._permissions = database, page_path(database), mode
         try:
@@ -151,7 +154,9 @@ class Page:
             0,
         )
         with self._lock:
-            self._map[_BATCHES_AT : _BATCHES_AT + BATCHES * _BATCH.size] = bytes(BATCHES * _BATCH.size)
+            self._map[_BATCHES_AT:_BOUND_AT] = bytes(BATCHES * _BATCH.size)
+            bound = changes_bytes.to_bytes(8, "little")
+            self._map[_BOUND_AT : _BOUND_AT + _BOUND.size] = bound + crc32(bound).to_bytes(4, "little")
             self._write_facts()
 
     @property
@@ -317,6 +322,12 @@ class Published:
         if found != number or crc32(entry[:-4]) != check:
             return None
         return Batch(found, frames, salts, schema)
+
+    def changes_bytes(self) -> int | None:
+        """Return the most bytes of rows that one transaction may change; None on the page of an older node."""
+        entry = self._bytes(_BOUND_AT, _BOUND_AT + _BOUND.size)
+        most, check = _BOUND.unpack(entry)
+        return int(most) if most and crc32(entry[:-4]) == check else None
 
     def check(self, facts: Facts) -> None:
         """Check that a node of this machine serves the file at this path now.

@@ -56,7 +56,8 @@ class FileWorkspace:
             self._first: apsw.Connection | None = reader
             locks = RowLocks(lambda: self.schema.known.schema)
             schema = lambda: self.schema.known  # noqa: E731
-            beside = Beside(self._reader, pool.prepare, self._wal, pool.ids, Limits(), locks, schema, pool.access)
+            limits = Limits(changes_bytes=published.changes_bytes() or Limits().changes_bytes)
+            beside = Beside(self._reader, pool.prepare, self._wal, pool.ids, limits, locks, schema, pool.access)
             if has_temporary:
                 self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
             self.workspace = self.held.workspace if self.held is not None else Workspace(beside)

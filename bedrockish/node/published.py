@@ -22,17 +22,21 @@ PAGE_MODE, SOCKET_MODE = 0o600, 0o600  # only the user of the node may open the 
 
 
 class Publisher:
-    """Writes one node's mode and heartbeat to its page, and makes its socket."""
+    """Writes one node's mode and heartbeat to its page, and makes its socket.
 
-    def __init__(self, engine: Engine, state: State) -> None:
-        self._engine, self._state = engine, state
+    Args:
+        changes_bytes: ``changes_bytes_max`` of the configuration, which holds for programs' transactions, too.
+    """
+
+    def __init__(self, engine: Engine, state: State, changes_bytes: int) -> None:
+        self._engine, self._state, self._changes_bytes = engine, state, changes_bytes
         self._page: Page | None = None
 
     def begin(self) -> None:
         """Create the page, and write the node's mode to it. All batches of the engine must be durable."""
         engine = self._engine
         try:
-            page = Page(engine.publication.path, engine.batch.number, PAGE_MODE)
+            page = Page(engine.publication.path, engine.batch.number, self._changes_bytes, PAGE_MODE)
         except (ConfigError, OSError) as error:  # the node serves by its addresses all the same
             logger.warning("programs of this machine cannot open %s: %s", engine.publication.path, error)
             return

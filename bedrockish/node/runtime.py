@@ -122,7 +122,7 @@ class Runtime:
         self.output = PeerOutput(self.core, engine, self.gate, self.plugins)
         self.peers = PeerIntake(self.core, engine, self.known, self.plugins, self.output, self)
         self.callers: set[Caller] = set()  # the connections of HTTP clients
-        self.publisher = Publisher(engine, self.core.state)
+        self.publisher = Publisher(engine, self.core.state, limits.changes_bytes_max)
         self._inbox: deque[on.Event] = deque()
         self._asked: FairQueue[on.Submitted] = FairQueue()  # clients' requests before their turn, except short writes
         # Clients' short writes before their turn; several of them can share a transaction.

@@ -46,7 +46,7 @@ def test_power_cut_takes_only_batches_that_were_not_synced(tmp_path: Path) -> No
     node.run("CREATE TABLE t(a)")
     node.engine.flush()
     node.engine.sync()
-    page = Page(str(database), node.engine.batch.number)
+    page = Page(str(database), node.engine.batch.number, 32 << 20)
     node.engine.publication.begin(page, node.engine.batch.number, node.engine.schema_version)
     page.beat(SERVING, 0)
     for number in range(6):

@@ -22,7 +22,7 @@ def database(tmp_path: Path) -> str:
 
 @pytest.fixture
 def page(database: str) -> Page:
-    made = Page(database, 5)
+    made = Page(database, 5, 1 << 20)
     made.beat(SERVING, 0)
     return made
 
@@ -39,6 +39,19 @@ def test_reader_sees_published_facts(database: str, page: Page) -> None:
     assert reader.batch(7) == (7, 120, b"saltsalt", 3)
     assert reader.batch(7 + pages.BATCHES) is None
     assert os.stat(page_path(database)).st_mode & 0o777 == 0o600
+
+
+def test_page_has_the_bound_on_changes_of_its_node(database: str, page: Page) -> None:
+    reader = Published(database)
+    assert reader.changes_bytes() == 1 << 20
+    again = Page(database, 5, 3 << 20)
+    assert reader.changes_bytes() == 3 << 20
+    again.put_back()
+    assert Published(database).changes_bytes() == 3 << 20
+    with open(page_path(database), "r+b") as file:
+        file.seek(2176)
+        file.write(bytes(12))
+    assert Published(database).changes_bytes() is None, "zeros: the page of an older release"
 
 
 def test_page_never_publishes_an_older_durable_batch(database: str, page: Page) -> None:
@@ -129,7 +142,7 @@ def test_page_generation_changes_when_the_node_withdraws_its_file(database: str,
     page.close()
     stopped = reader.facts().generation
     assert stopped != first
-    again = Page(database, 5)
+    again = Page(database, 5, 1 << 20)
     again.beat(SERVING, 0)
     assert reader.facts().generation not in (first, stopped), "the page is written in place: the old map shows it"
 
@@ -238,4 +251,4 @@ def test_full_disk_is_noticed_before_the_page_is_written(database: str, monkeypa
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigError, match="No space left on device"):
-        Page(database, 5)
+        Page(database, 5, 1 << 20)

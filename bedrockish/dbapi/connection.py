@@ -368,7 +368,13 @@ class Connection:
         self._register("window function", "window", name, num_params, aggregate_class)
 
     def create_collation(self, name: str, callback: Any, /) -> None:
-        """Register a collation; see ``create_function``."""
+        """Register a collation; see ``create_function``.
+
+        Raises:
+            TypeError: the callback is neither None nor callable.
+        """
+        if callback is not None and not callable(callback):
+            raise TypeError("parameter must be callable")
         self._register("collation", "collation", name, callback)
 
     def lacks(self, name: str) -> bool:

@@ -90,7 +90,7 @@ class NotSupportedError(DatabaseError):
     """Raised for a feature that a replicated database does not have. The text says what to do instead."""
 
 
-MISMATCH = 20  # SQLITE_MISMATCH
+TOO_BIG, MISMATCH = 18, 20  # SQLITE_TOOBIG, SQLITE_MISMATCH
 BINDINGS = "parameter"  # a word in each error about the number or names of parameters
 
 # The first matching class is taken, so a class must come before its base.
@@ -117,6 +117,8 @@ def standing_for(error: BedrockishError) -> Error:
     number = error.details.get("sqlite")
     if number == MISMATCH:  # as in sqlite3, for a text as an INTEGER PRIMARY KEY
         cls = IntegrityError
+    elif number == TOO_BIG:  # as in sqlite3, for a function of the program that returns an integer of more than 64 bits
+        cls = DataError
     made = cls(error.message, details=error.details)
     made.code, made.retry = error.code, error.retry
     if isinstance(number, int) and number in CODES:

@@ -53,7 +53,7 @@ class _Instance:
             found = called(*values)
             return _storable(found) if method in ("finalize", "value") else None
         except Exception as error:
-            raise ProgramError(f"user-defined aggregate's '{method}' method raised error") from error
+            raise _failure(error, f"user-defined aggregate's '{method}' method raised error") from error
 
 
 def aggregate(name: str, arguments: int, cls: Any) -> Give:
@@ -140,6 +140,13 @@ def _guarded(function: Callable[..., Any], told: str) -> Callable[..., Any]:
         try:
             return function(*arguments)
         except Exception as error:
-            raise ProgramError(told) from error
+            raise _failure(error, told) from error
 
     return call
+
+
+def _failure(error: Exception, told: str) -> ProgramError:
+    """Return the error of a function that raised ``error``; as in ``sqlite3``, an OverflowError has its own text."""
+    if isinstance(error, OverflowError):
+        return ProgramError("string or blob too big", sqlite=apsw.SQLITE_TOOBIG)
+    return ProgramError(told)

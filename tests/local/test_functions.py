@@ -77,7 +77,36 @@ def test_function_that_raises_gives_the_error_of_sqlite3(db: Any, table: str) ->
     db.rollback()
 
 
-@pytest.mark.parametrize("value", [object(), 1 << 63, "\ud803"])
+def test_overflow_in_a_function_or_aggregate_gives_the_error_of_sqlite3(db: Any, table: str) -> None:
+    class Large:
+        def step(self, value: Any) -> None:
+            """Ignore the row."""
+
+        def finalize(self) -> int:
+            return 1 << 63
+
+    def overflow() -> None:
+        raise OverflowError("too large")
+
+    db.create_function("overflow", 0, overflow)
+    db.create_function("large", 0, lambda: 1 << 63)
+    db.create_aggregate("largest", 1, Large)
+    for begin in (False, True):
+        if begin:
+            db.execute(f"UPDATE {table} SET a = a WHERE id = 1")
+        for called in ("overflow()", "large()", "largest(id)"):
+            with pytest.raises(dbapi.DataError, match="string or blob too big") as caught:
+                db.execute(f"SELECT {called} FROM {table}").fetchall()
+            assert caught.value.sqlite_errorname == "SQLITE_TOOBIG"
+    db.rollback()
+
+
+def test_collation_that_is_not_callable_raises_type_error(db: Any) -> None:
+    with pytest.raises(TypeError, match="parameter must be callable"):
+        db.create_collation("wrong", 42)
+
+
+@pytest.mark.parametrize("value", [object(), "\ud803"])
 def test_function_whose_result_sqlite_cannot_store_gives_the_error_of_sqlite3(db: Any, value: Any) -> None:
     db.create_function("unstorable", 0, lambda: value)
     with pytest.raises(dbapi.OperationalError, match="user-defined function raised exception"):

@@ -291,6 +291,25 @@ async def test_join_on_the_file_of_another_cluster_says_how_to_go_on(tmp_path: P
         assert "move the file and its -wal and -shm away and join again" in done.stderr
 
 
+async def test_join_that_gets_no_data_says_how_to_go_on(tmp_path: Path) -> None:
+    """The cluster has admitted the node by then; a second run of the command takes its place."""
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        await ready(cluster)
+        node = LocalNode("B", free_ports(1)[0], tmp_path)
+        node.config.write_text(f'node = "B"\ndatabase = "B.sqlite"\nlisten = "127.0.0.1:{node.port}"\n')
+        in_the_way = tmp_path / "B.sqlite.joining"
+        in_the_way.mkdir()
+        joining = ("join", cluster.url(0), "--config", str(node.config), "--no-serve")
+        done = await run(*joining, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "B.sqlite.joining cannot be written: Is a directory" in done.stderr
+        assert "B is a learner without data: run 'bedrockish join' again, or 'bedrockish member remove" in done.stderr
+        in_the_way.rmdir()
+        done = await run(*joining, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert node.database.exists()
+
+
 async def test_repair_of_a_node_that_does_not_answer_ends(tmp_path: Path) -> None:
     """The node had not received the order, and the command waited for ever."""
     with local_cluster(tmp_path / "three") as cluster:

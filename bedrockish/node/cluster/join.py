@@ -129,6 +129,21 @@ async def _join(config: Config, url: str, path: Path, *, replay: bool) -> None:
     async with open_client(url, entry=entry) as client:
         await _insist(client.change_members, MemberChange(ADD, config.node, str(address), store=store))
     logger.info("%s is a learner of the cluster now", config.node)
+    try:
+        await _get_data(config, url, path, store, replay=replay)
+    except BaseException:
+        logger.warning(
+            "%s is a learner without data: run 'bedrockish join' again, or 'bedrockish member remove URL %s'",
+            config.node,
+            config.node,
+        )
+        raise
+
+
+async def _get_data(config: Config, url: str, path: Path, store: str, *, replay: bool) -> None:
+    """Make the file of a node that the cluster has admitted, with the data of one of the nodes of the URL."""
+    target = parse_url(url)
+    entry = Credentials(config).entry(target)
     last: BedrockishError = UnavailableError(f"no node can be asked at {hide_password(url)}")
     for donor in _donors(config, target):
         try:

@@ -475,3 +475,10 @@ def wait():
         running.terminate()
         assert running.wait(60) == -signal.SIGTERM
     assert not (tmp_path / "unfinished").exists()
+
+
+def test_package_runs_as_the_program() -> None:
+    command = [sys.executable, "-m", "bedrockish", "stauts"]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no command 'stauts'; did you mean 'status'?" in done.stderr

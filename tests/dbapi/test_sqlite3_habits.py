@@ -295,11 +295,11 @@ def test_iterdump_makes_the_database_again(made: db.Connection, tmp_path: pathli
 def test_backup_keeps_rowids_and_the_numbers_besides_tables(made: db.Connection) -> None:
     """A program may refer to rows by their rowids, and a migration tool reads the version."""
     made.executescript(
-        "CREATE TABLE bare(rowid TEXT, a, b AS (a)); CREATE TABLE counted(id INTEGER PRIMARY KEY AUTOINCREMENT)"
+        "CREATE TABLE bare(rowid TEXT, a, b AS (a)); CREATE TABLE numbered(id INTEGER PRIMARY KEY AUTOINCREMENT)"
     )
     made.execute("INSERT INTO bare(oid, rowid, a) VALUES (-7, 'x', 1), (50, 'y', 2)")
-    made.execute("INSERT INTO counted VALUES (1), (900)")
-    made.execute("DELETE FROM counted WHERE id = 900")
+    made.execute("INSERT INTO numbered VALUES (1), (900)")
+    made.execute("DELETE FROM numbered WHERE id = 900")
     made.commit()
     made.execute("PRAGMA user_version = 12")
     made.execute("PRAGMA application_id = -3")
@@ -307,10 +307,10 @@ def test_backup_keeps_rowids_and_the_numbers_besides_tables(made: db.Connection)
     with closing(sqlite3.connect(":memory:")) as copied:
         made.backup(copied)
         assert copied.execute("SELECT oid, * FROM bare").fetchall() == [(-7, "x", 1, 1), (50, "y", 2, 2)]
-        assert copied.execute("INSERT INTO counted VALUES (NULL) RETURNING id").fetchone() == (901,)
+        assert copied.execute("INSERT INTO numbered VALUES (NULL) RETURNING id").fetchone() == (901,)
         assert copied.execute("PRAGMA user_version").fetchone() == (12,)
         assert copied.execute("PRAGMA application_id").fetchone() == (-3,)
-    made.executescript("DROP TABLE bare; DROP TABLE counted; PRAGMA user_version = 0; PRAGMA application_id = 0")
+    made.executescript("DROP TABLE bare; DROP TABLE numbered; PRAGMA user_version = 0; PRAGMA application_id = 0")
 
 
 def test_iterdump_keeps_nul_and_every_kind_of_value(made: db.Connection) -> None:

@@ -1,0 +1,5 @@
+"""``python -m bedrockish``: the program ``bedrockish``."""
+
+from bedrockish.cli.main import main
+
+main()

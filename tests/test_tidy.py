@@ -144,11 +144,13 @@ FLOORS = (
     "bedrockish.django",
     "bedrockish.daemon",
     "bedrockish.cli",
+    "bedrockish.__main__",
 )
 FLOOR = {room: number for number, line in enumerate(FLOORS) for room in line.split()}
 # Run by name, or imported by users only, and not by any module. (A file with ``__main__`` in it is a program anyway.)
 # Django and its like find theirs by their names.
 ENTRY_POINTS = {
+    "bedrockish.__main__",
     "bedrockish.cli.main",
     "bedrockish.django.base",
     "bedrockish.django.functions",

@@ -292,7 +292,7 @@ async def test_join_on_the_file_of_another_cluster_says_how_to_go_on(tmp_path: P
 
 
 async def test_join_that_gets_no_data_says_how_to_go_on(tmp_path: Path) -> None:
-    """The cluster has admitted the node by then; a second run of the command takes its place."""
+    """The cluster has admitted the node already; a second run of the command takes its place."""
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         await ready(cluster)
         node = LocalNode("B", free_ports(1)[0], tmp_path)

@@ -240,6 +240,15 @@ async def test_schema_change_after_one_insert_of_several_rows_with_assigned_ids_
     desk.interactive.end(work)
 
 
+async def test_refusal_at_a_schema_change_names_the_earlier_statement_that_causes_it(desk: Desk) -> None:
+    work = TransactionWork(serializable=True)
+    desk.node.run("CREATE TABLE stamped(id INTEGER PRIMARY KEY, at DEFAULT CURRENT_TIMESTAMP)")
+    await desk.run(work, "INSERT INTO stamped(id) VALUES (1)")
+    with pytest.raises(UnsupportedError, match=r"current_timestamp\(\), in .*'INSERT INTO stamped\(id\) VALUES"):
+        await desk.run(work, "CREATE TABLE u(x)")
+    desk.interactive.end(work)
+
+
 async def test_another_schema_change_ends_an_open_schema_transaction(desk: Desk) -> None:
     work = TransactionWork(serializable=True)
     await desk.run(work, "CREATE TABLE u(x)")

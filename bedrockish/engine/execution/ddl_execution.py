@@ -336,7 +336,8 @@ class Mixed:
                 continue
             name = str(fourth).rpartition("(")[0].lower()
             if name in self._unstable:
-                way = f"{name}() returns another value at each: send the value as a parameter, or use two transactions"
+                where = f"{name}(), in the statement, a trigger or a default, returns another value at each"
+                way = f"{where}: send the value as a parameter, or use two transactions"
                 raise UnsupportedError(_WAY_OUT.format(way), sql=text)
         return replace(lengths([[Op(*row[:7]) for row in program]]), is_brief=False)
 

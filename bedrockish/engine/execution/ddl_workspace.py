@@ -29,6 +29,7 @@ from bedrockish.errors import (
     SqlError,
     TooLargeError,
     UnavailableError,
+    UnsupportedError,
 )
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.transaction_control import Control
@@ -93,6 +94,10 @@ class Draft:
                 if one.failure != str(error.message):
                     raise _changed(one.what) from error
                 continue
+            except (TooLargeError, UnsupportedError) as error:  # the caller knows only the statement that it sends now
+                raise type(error)(
+                    f"{error.message} (the refused statement ran before: {_quoted(one.what)})", **error.details
+                ) from error
             if one.told is None or not _same(one.what.sql, found[-1], one.told):
                 raise _changed(one.what)
 
@@ -163,9 +168,13 @@ def _same(sql: str, found: Result, told: Result) -> bool:
     return answer_digest(sql, found.rows) == answer_digest(sql, told.rows)
 
 
+def _quoted(statement: Statement) -> str:
+    return repr(statement.sql.strip()[:200])
+
+
 def _changed(statement: Statement) -> ConflictError:
     return ConflictError(
-        f"an answer from before the schema change is no longer valid: {statement.sql.strip()[:200]!r} "
+        f"an answer from before the schema change is no longer valid: {_quoted(statement)} "
         "gives another answer; the transaction did not happen: run it again",
         table="schema",
     )

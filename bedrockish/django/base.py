@@ -18,7 +18,14 @@ from django.db.backends.sqlite3 import base, features, introspection, operations
 from django.utils.dateparse import parse_date, parse_datetime, parse_time
 
 import bedrockish.dbapi as db
+from bedrockish.dbapi.identity import cluster_id
 from bedrockish.django.in_program import supply
+
+_OWN_CLUSTER = (
+    "a cluster has one database, so tests need a cluster of their own: give its URL in TEST['NAME'], such as that of "
+    "one node on this machine; its tables are dropped when the tests begin"
+)
+_ASK_S, _WAIT_S = 1.0, 60.0  # the waits for the program's own cluster, often out of the reach of tests, and for theirs
 
 db.register_adapter(decimal.Decimal, str)
 # The converters that Django registers with sqlite3, for connections with declared types (OPTIONS detect_types).
@@ -124,21 +131,22 @@ class DatabaseClient(BaseDatabaseClient):
 class DatabaseCreation(BaseDatabaseCreation):
     """The creation of the database for tests: another cluster, which ``TEST["NAME"]`` names; one local node suffices.
 
-    All its tables are dropped when the tests begin: it must not be the cluster that the program uses.
+    All its tables are dropped when the tests begin. So the cluster that the program uses is refused, also under another
+    URL.
     """
 
     def _get_test_db_name(self) -> str:
         settings = self.connection.settings_dict
         name = settings["TEST"]["NAME"]
         if not name or name == settings["NAME"]:
-            raise ImproperlyConfigured(
-                "a cluster has one database, so tests need a cluster of their own: give its URL in TEST['NAME'], such "
-                "as that of one node on this machine; its tables are dropped when the tests begin"
-            )
+            raise ImproperlyConfigured(_OWN_CLUSTER)
         return str(name)
 
     def _create_test_db(self, verbosity: int, autoclobber: bool, keepdb: bool = False) -> str:
         name = self._get_test_db_name()
+        own = cluster_id(self.connection.settings_dict["NAME"], _ASK_S)
+        if own and own == cluster_id(name, _WAIT_S):
+            raise ImproperlyConfigured(_OWN_CLUSTER)
         if not keepdb:
             with db.connect(name, isolation_level=None) as connection:
                 tables = connection.execute(

@@ -70,6 +70,36 @@ def test_django_lookups_functions_and_retries_work(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-3_000:]
 
 
+def test_django_refuses_tests_on_the_cluster_of_the_program(tmp_path: Path) -> None:
+    """The tables of a test's database are dropped, so another address of the same cluster is refused, too."""
+    code = """
+import sys
+from django.conf import settings
+import django
+own, tests = sys.argv[1:]
+settings.configure(DATABASES={"default": {"ENGINE": "bedrockish.django", "NAME": own, "TEST": {"NAME": tests}}})
+django.setup()
+from django.db import connection
+connection.creation.create_test_db(verbosity=0)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    with Node() as one, Node() as other:
+        with one.connect() as db:
+            db.execute("CREATE TABLE precious(x)")
+
+        def tests(own: str, name: str) -> str:
+            program = [sys.executable, "-c", code, own, name]
+            return subprocess.run(program, capture_output=True, text=True, timeout=60, env=environment).stderr
+
+        url = f"bedrockish:///?host={one.path}-sock"
+        assert "tests need a cluster of their own" in tests(url, str(one.path))
+        assert "tests need a cluster of their own" in tests(url, f"{url}&timeout=7")
+        with one.connect() as db:
+            assert db.execute("SELECT count(*) FROM precious").value() == 0
+        assert tests(url, str(other.path)) == ""
+        assert tests("bedrockish://127.0.0.1:1", url) == ""
+
+
 def test_django_on_a_file_needs_no_plugin_of_the_node() -> None:
     """Django's functions run in the program, in queries and in updates, inside of transactions and outside."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bedrockish.client.pool import ConnectionPool, Pool, connect_pool, open_pool
     from bedrockish.client.transaction import Transaction
     from bedrockish.client.trio_client import Client, open_client
+    from bedrockish.embedded import node as node  # the same call, as type checkers can follow it
 
 __version__ = "0.3.0.dev0"
 

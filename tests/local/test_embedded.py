@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import assert_type
 
 import pytest
 
@@ -29,7 +30,7 @@ def is_alive(process: int) -> bool:
 
 def test_temporary_node_serves_and_leaves_nothing() -> None:
     with bedrockish.node() as running:
-        assert isinstance(running, Node)
+        assert isinstance(assert_type(running, Node), Node)  # the first is for type checkers
         with running.connect() as db:
             db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
             db.execute("INSERT INTO t VALUES (1, 'one')")

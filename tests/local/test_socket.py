@@ -144,6 +144,36 @@ def test_named_user_narrows_rights_of_program(tmp_path: Path) -> None:
             connect(cluster.url())
 
 
+def test_program_without_a_user_may_do_everything_in_a_cluster_with_users(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "node", ("A",)) as cluster:
+        node = cluster.nodes[0]
+        trio.run(cluster.wait_ready, 0)
+        with connect(node.database) as early, connect(node.database) as db:
+            opened = early.begin()
+            opened.execute("SELECT 1")
+            db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+            secret = str(hash_password("secret", os.urandom(SALT_BYTES)))
+            run(db._client.change_members, MemberChange("user add", "root", role="admin", secret=secret))
+            opened.rollback()
+            for level in ("session", "strict"):
+                for one in (early, db):
+                    with one.transaction(read=level) as opened:
+                        number = opened.execute("SELECT count(*) FROM t").value()
+                        opened.execute("INSERT INTO t VALUES (?)", (number,))
+                        assert opened.execute("SELECT value FROM bedrockish_meta WHERE key = 'membership'").rows
+            db.execute("CREATE TEMP TABLE own(x)")
+            with db.transaction() as opened:
+                opened.execute("INSERT INTO own SELECT id FROM t")
+                opened.execute("DELETE FROM t WHERE id = 3")
+            assert db.execute("SELECT sum(x), (SELECT count(*) FROM t) FROM own").one() == (6, 3)
+            with early.transaction() as opened:
+                opened.execute("INSERT INTO t VALUES (7)")
+                opened.execute("CREATE TABLE u(x)")
+            assert db.execute("SELECT DISTINCT user_name FROM bedrockish_changes WHERE user_name <> ''").rows == [
+                ("(local)",)
+            ]
+
+
 def test_local_socket_needs_no_tls(tmp_path: Path) -> None:
     settings = {"security": {"tls": str(tmp_path / "certs")}}
     cluster = LocalCluster(tmp_path / "node", ("A",), settings)

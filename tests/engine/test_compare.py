@@ -334,6 +334,24 @@ def test_long_values_are_read_one_row_at_a_time(three: Three) -> None:
     db.close()
 
 
+async def test_range_of_long_rows_ends_after_some_megabytes(three: Three) -> None:
+    """500 rows of 2 MB kept the log from being used again for ten seconds, and a node busy with three such ranges."""
+    for number in range(9):
+        three.leader.run(("INSERT INTO t VALUES (?, ?, NULL)", (1_000 + number, b"x" * (1 << 20))))
+    three.level()
+    db = apsw.Connection(str(three.paths["A"]), flags=apsw.SQLITE_OPEN_READONLY)
+    found = digest_range(db, Range("t", after=(999,), limit=500))
+    assert (found.count, found.last) == (4, (1_003,))
+    found = digest_range(db, Range("t", after=(1_007,), limit=500))
+    assert (found.count, found.last) == (1, None)
+    db.close()
+    three.most_rows = 0
+    report = await three.compare(limit=500)
+    assert (report.differences, report.rows, three.most_rows) == ([], 99, 44)
+    three.damage("B", "UPDATE t SET v = zeroblob(1 << 20) WHERE id = 1008")
+    assert [(one.key, one.minority) for one in (await three.compare(limit=500)).differences] == [("1008", ("B",))]
+
+
 @pytest.mark.parametrize("node", "ABC")
 async def test_comparison_reports_an_unreadable_page_and_continues_with_the_other_nodes(
     three: Three, node: str

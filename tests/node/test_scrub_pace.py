@@ -8,7 +8,8 @@ import trio
 from trio.testing import MockClock
 
 from bedrockish.client.credentials import Entry
-from bedrockish.node.repair.scrubber import FIRST_S, REST, Pace, Scrubber
+from bedrockish.node.repair.index_scrubber import FIRST_ROWS, RANGE_S, next_limit
+from bedrockish.node.repair.scrubber import FIRST_S, RANGE_ROWS, REST, Pace, Scrubber
 from tests.node.test_durability import open_runtime
 
 
@@ -41,3 +42,9 @@ async def test_node_without_others_logs_no_failed_comparison(
         await scrubber.watch()
     assert caplog.text.count("could not be compared") == lines
     engine.close()
+
+
+def test_range_of_an_index_check_grows_while_it_is_short_and_shrinks_when_it_is_long() -> None:
+    assert [next_limit(FIRST_ROWS, 0.0), next_limit(400, 0.001), next_limit(RANGE_ROWS, 0.0)] == [100, 500, 500]
+    assert next_limit(100, RANGE_S / 2) == 100
+    assert [next_limit(100, 2 * RANGE_S), next_limit(1, 2 * RANGE_S)] == [50, 1]

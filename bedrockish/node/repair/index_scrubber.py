@@ -23,6 +23,18 @@ from bedrockish_journal.verify.replay import Prepare
 
 logger = logging.getLogger(__name__)
 
+FIRST_ROWS = 50  # rows of the first range of a table
+# About how long a range may take, in seconds: its snapshot keeps the write-ahead log from being used again. A row with
+# a value of a megabyte takes as long as thousands of short rows, if SQLite reads the value to find an indexed column.
+RANGE_S = 0.05
+
+
+def next_limit(limit: int, took_s: float) -> int:
+    """Return the number of rows of the next range, from that of the last one and the time that it has taken."""
+    if took_s > RANGE_S:
+        return max(1, limit // 2)
+    return min(RANGE_ROWS, 2 * limit) if took_s < RANGE_S / 4 else limit
+
 
 class IndexScrubber:
     """Looks one node's rows up in the indexes of their tables, in the background.
@@ -73,8 +85,11 @@ class IndexScrubber:
         try:
             for name in await self._in_thread(tables_with_indexes):
                 after: Key | None = None
+                limit = FIRST_ROWS
                 while True:
-                    found = await self._in_thread(partial(check_range, name=name, after=after, limit=RANGE_ROWS))
+                    began = trio.current_time()
+                    found = await self._in_thread(partial(check_range, name=name, after=after, limit=limit))
+                    limit = next_limit(limit, trio.current_time() - began)
                     rows += found.count
                     if found.lacks:
                         return rows, DamagedError(found.lacks, table="", page=found.lacks)

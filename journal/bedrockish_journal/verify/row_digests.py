@@ -27,6 +27,9 @@ HASH_BYTES = 8
 TOUCHED_MAX = 50_000  # keys that transactions beyond a vector may have written; with more, the cuts are too far apart
 LISTED_MAX = 20_000  # rows that an answer lists one by one
 COUNTED_MAX = 500_000  # rows that one answer covers
+# Bytes of rows after which a range without a last key ends. The snapshot of a range keeps the write-ahead log from
+# being used again, and the work on it gives way to requests only at its end.
+RANGE_BYTES = 4 << 20
 KEY_VALUES_MAX = 2_000  # columns of a received key; SQLite allows no table with more
 INTEGER_MAX = (1 << 63) - 1
 LONG_BYTES = 1 << 16  # a value of at least this many bytes or characters is hashed without being encoded
@@ -40,7 +43,8 @@ class Range:
     table: str  # the table; empty for the definitions of all tables
     after: Key | None = None  # the key before the first row; None: the range starts at the beginning of the table
     upto: Key | None = None  # the last key; None: the range ends after ``limit`` rows or at the end of the table
-    limit: int = 0  # the greatest number of rows if ``upto`` is None; 0: no limit
+    # The greatest number of rows if ``upto`` is None; the range then also ends after ``RANGE_BYTES``. 0: no limit.
+    limit: int = 0
 
 
 @dataclass(slots=True)
@@ -108,7 +112,8 @@ def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: 
     if any(bound is not None and len(bound) != len(keys) for bound in (asked.after, asked.upto)):
         found.incomparable = f"the key of {table.name} has {len(keys)} column(s) here"
         return
-    total = blake2b(digest_size=HASH_BYTES)
+    total, size = blake2b(digest_size=HASH_BYTES), 0
+    sets_end = asked.upto is None and asked.limit > 0
     key: Key | None = None
     for row in _rows(db, table, keys, asked):
         key = row[: len(keys)]
@@ -116,6 +121,7 @@ def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: 
         one = blake2b(digest_size=HASH_BYTES) if is_listed else None
         for piece in _packed(row) if _has_long_value(row) else (cbor2.dumps(row),):
             total.update(piece)
+            size += len(piece)
             if one is not None:
                 one.update(piece)
         found.count += 1
@@ -124,11 +130,13 @@ def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: 
             break
         if one is not None:
             found.rows[cbor2.dumps(key)] = one.digest()
+        if sets_end and size >= RANGE_BYTES:
+            break
     if listed and found.count > LISTED_MAX:
         found.incomparable = f"there are more than {LISTED_MAX} rows in one range"
     found.digest = total.digest()
-    # If there are fewer rows than ``limit``, the range reaches the end of the table.
-    found.last = key if asked.upto is None and asked.limit and found.count >= asked.limit else asked.upto
+    # If there are fewer rows than ``limit``, and fewer bytes, the range reaches the end of the table.
+    found.last = key if sets_end and (found.count >= asked.limit or size >= RANGE_BYTES) else asked.upto
 
 
 def _has_long_value(row: Key) -> bool:

@@ -15,10 +15,12 @@ from bedrockish_journal.feed.json_form import as_data
 from bedrockish_journal.model.changes import Change, Row
 from bedrockish_journal.model.transaction import MEMBERS
 
+TABLE = "Only rows of this table, besides changes of the schema and the members; may be repeated."
+
 
 @click.command(cls=UrlCommand)
 @click.option("--after", metavar="CURSOR", help="Continue after this cursor, which an earlier run printed.")
-@click.option("--table", "tables", metavar="NAME", multiple=True, help="Only changes of this table; may be repeated.")
+@click.option("--table", "tables", metavar="NAME", multiple=True, help=TABLE)
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each transaction.")
 def changes(url: str, after: str | None, tables: tuple[str, ...], follow: bool, as_json: bool) -> None:

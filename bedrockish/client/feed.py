@@ -116,7 +116,7 @@ class Changes:
     Args:
         client: an open client.
         after: the cursor after which to resume; None for the beginning.
-        tables: the tables whose changes are returned; None for all.
+        tables: the tables whose changed rows are returned, besides changes of the schema and the members; None for all.
         follow: wait for further transactions; otherwise stop at the present safe time.
         hold: a name for this reader, under which the nodes keep the journal from the page that it has requested last;
             see ``Client.hold``.

@@ -24,7 +24,7 @@ TIMEOUT_S = 5.0
 def status(url: str | None, as_json: bool) -> None:
     """Print the status of the node at URL, its troubles first. URL is by default the value of BEDROCKISH_URL.
 
-    Ends with 1 if anything is wrong, with the node or with its view of the cluster.
+    Ends with 1 if anything is wrong, with the node or with its view of the cluster, or if a member is not up.
     """
     with connect(url) as connection:
         found = connection.status(timeout=TIMEOUT_S)
@@ -32,7 +32,7 @@ def status(url: str | None, as_json: bool) -> None:
         click.echo(to_json(found))
     else:
         print_status(found)
-    if found.get("troubles"):
+    if found.get("troubles") or _silent(found.get("nodes")):
         raise SystemExit(1)
 
 
@@ -45,14 +45,19 @@ def print_status(found: dict[str, Any], out: TextIO | None = None) -> None:
         printed.print(Text(f"  to do: {visible(str(one['do']))}\n"))
     nodes, doubts = found.get("nodes"), found.get("in_doubt")
     if troubles == [] and isinstance(nodes, dict):
-        answer = sum(bool(one.get("up")) for one in nodes.values())
-        printed.print(Text(f"Nothing is wrong: {answer} of {len(nodes)} nodes answer.\n", style="bold green"))
+        silent = _silent(nodes)
+        counts = f"{len(nodes) - len(silent)} of {len(nodes)} nodes answer"
+        if silent:  # a node that is silent for some seconds is a trouble
+            said = f"Not all is well yet: {counts}, without {', '.join(silent)}; ask again in some seconds.\n"
+            printed.print(Text(visible(said), style="bold yellow"))
+        else:
+            printed.print(Text(f"Nothing is wrong: {counts}.\n", style="bold green"))
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in found.items():
-        if name == "certificates" and isinstance(value, dict):
-            value = {file: _validity(end) for file, end in value.items()}
+        if name in ("certificates", "peer_certificates") and isinstance(value, dict):
+            value = {whose: _validity(end) for whose, end in value.items()}
         apart = name in ("nodes", "in_doubt", "troubles") and isinstance(value, dict | list)
         if not apart:
             table.add_row(Text(visible(name)), Text(_text(value)))
@@ -100,6 +105,11 @@ def _print_facts(out: Console, head: str, found: dict[str, Any]) -> None:
         for title in titles:
             table.add_row(Text(f"  {visible(title)}"), Text(_text(fact.get(title, ""))))
         out.print(table)
+
+
+def _silent(nodes: Any) -> list[str]:
+    """Return the names of the members that do not answer now."""
+    return [name for name, one in nodes.items() if not one.get("up")] if isinstance(nodes, dict) else []
 
 
 def to_json(value: Any) -> str:

@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import click
 import pytest
@@ -180,6 +180,15 @@ def test_status_and_nodes_print_the_answers_of_the_node() -> None:
     shown = io.StringIO()
     print_status({"node": "A", "certificates": {"certs/A.pem": 1953326360.0, "ca.pem": "unread"}}, shown)
     assert "certs/A.pem: until 2031-11-24, ca.pem: unread" in shown.getvalue()
+
+
+def test_status_ends_with_1_while_a_member_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_up, code in ((True, 0), (False, 1)):
+        node = MagicMock()
+        node.__enter__().status.return_value = {"troubles": [], "nodes": {"A": {"up": True}, "B": {"up": is_up}}}
+        monkeypatch.setattr("bedrockish.cli.status.connect", Mock(return_value=node))
+        assert run("status", "bedrockish://h").exit_code == code
+        assert run("status", "bedrockish://h", "--json").exit_code == code
 
 
 def test_explain_prints_keys_and_advice() -> None:

@@ -23,6 +23,15 @@ def test_status_prints_members_and_transactions_in_doubt_as_tables() -> None:
     assert ["1", "B-1f", "B", "4100", "A"] in lines
 
 
+def test_status_names_a_silent_member_before_that_is_a_trouble() -> None:
+    out = io.StringIO()
+    nodes = {"A": {"up": True}, "B": {"up": True}, "C": {"up": False}}
+    print_status({"troubles": [], "nodes": nodes, "peer_certificates": {"B": 1953654555}}, out)
+    assert "2 of 3 nodes answer, without C" in out.getvalue()
+    assert "Nothing is wrong" not in out.getvalue()
+    assert "B: until 2031-11-28" in out.getvalue()
+
+
 def test_status_of_another_release_is_printed() -> None:
     out = io.StringIO()
     print_status({"node": "A", "nodes": "many", "in_doubt": []}, out)

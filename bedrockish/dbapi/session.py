@@ -49,7 +49,7 @@ LEGACY_TRANSACTION_CONTROL = -1
 REPLAYS, REPLAYED_MAX = 5, 1_000  # how often a lost transaction is repeated, and how many statements it may have
 FIRST_TRIES = 5  # how often the first statement of a transaction is tried before its error is raised
 NOTHING = Rows((), [])
-KEYS_OFF = "PRAGMA foreign_keys = OFF"
+KEYS_OFF, LEGACY = "PRAGMA foreign_keys = OFF", "legacy_alter_table"
 BEGIN_ONLY = "SELECT 1 WHERE 0"  # a statement without effect: a transaction begins at its node with its first statement
 
 
@@ -105,6 +105,7 @@ class Session:
         self._is_uncommitted = False  # the last COMMIT failed; many programs then send a ROLLBACK, which is accepted
         self._implicit = False
         self._is_switched = False  # whether PRAGMA foreign_keys was set in the open transaction
+        self._is_legacy = False  # whether the open transaction has executed PRAGMA legacy_alter_table = ON
         self._unchecked = False  # whether the open transaction has executed PRAGMA foreign_keys = OFF at the node
         self._wrote = self._changes_schema = False  # whether the open transaction has changed rows, or the schema
         self._marks: list[str] = []
@@ -190,10 +191,10 @@ class Session:
             # The PRAGMA runs in the transaction, so that a replay repeats it between the same statements.
             return self._inside([(sql, params)])[0]
         switch = switch_of(sql)
-        if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
-            self._trace(sql)
-            return self._switch(*switch)
-        return None
+        if switch is None or (self._open is None and switch == (LEGACY, True)):  # the node refuses this PRAGMA alone
+            return None
+        self._trace(sql)
+        return self._switch_legacy(switch[1]) if switch[0] == LEGACY else self._switch(switch[1])
 
     @property
     def _needs_no_pragma(self) -> bool:
@@ -299,18 +300,26 @@ class Session:
         if kind == WRITE and not self._needs_no_pragma:
             check_no_action(sql, (str(name) for (name,) in self.link.execute(PARENTS, timeout=self.timeout_s)))
 
-    def _switch(self, name: str, on: bool | None) -> Rows:
-        """Execute a PRAGMA with an ON or OFF setting; ``foreign_keys`` holds for the open transaction, if any."""
+    def _switch(self, on: bool | None) -> Rows:
+        """Execute PRAGMA foreign_keys, which holds for the open transaction, if any."""
         if on is None:
             enforced = not self._unchecked if self._open is not None else self.foreign_keys
-            return Rows((name,), [(int(enforced and name == "foreign_keys"),)])
-        if name != "foreign_keys":
-            return NOTHING
+            return Rows(("foreign_keys",), [(int(enforced),)])
         if self._open is None:
             self.foreign_keys = on
         elif on == self._unchecked:  # otherwise the transaction has this setting already
             self._inside([(f"PRAGMA foreign_keys = {'ON' if on else 'OFF'}", None)])
             self._unchecked, self._is_switched = not on, True
+        return NOTHING
+
+    def _switch_legacy(self, on: bool | None) -> Rows:
+        """Execute PRAGMA legacy_alter_table, which holds to the end of the open transaction."""
+        was_on = self._open is not None and self._is_legacy
+        if on is None:
+            return Rows((LEGACY,), [(int(was_on),)])
+        if on != was_on:
+            self._inside([(f"PRAGMA {LEGACY} = {'ON' if on else 'OFF'}", None)])
+            self._is_legacy = on
         return NOTHING
 
     def _unenforced(self, sql: str, params: Any) -> Rows:
@@ -381,7 +390,8 @@ class Session:
         if not error.retry or not log or sum(len(statements) for statements, _ in log) > REPLAYED_MAX:
             return False
         implicit, marks, by_mark = self._implicit, self._marks, self._began_by_mark
-        flags, values = (self._unchecked, self._is_switched, self._changes_schema, self._wrote), self._values
+        flags = self._unchecked, self._is_switched, self._is_legacy, self._changes_schema, self._wrote
+        values = self._values
         pauses = Pauses(self.timeout_s)
         for _ in range(REPLAYS):
             if not pauses.wait():
@@ -390,7 +400,7 @@ class Session:
                 self._open.rollback()
             opened = self._begin(implicit=implicit)
             self._marks, self._began_by_mark = marks, by_mark
-            self._unchecked, self._is_switched, self._changes_schema, self._wrote = flags
+            self._unchecked, self._is_switched, self._is_legacy, self._changes_schema, self._wrote = flags
             self._replayed = list(log)
             self._values = values  # ``_begin`` has just saved values that a failed attempt may have changed
             self.link.values.restore(values)
@@ -420,7 +430,7 @@ class Session:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
         self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
         self._here, self._is_uncommitted = None, False
-        self._is_switched = self._changes_schema = False
+        self._is_switched = self._is_legacy = self._changes_schema = False
         self._replayed = []
         if self.replay:
             self._values = replace(self.link.values)

@@ -229,6 +229,8 @@ REDEFINE = [
     "ALTER TABLE new_{n} RENAME TO p_{n}",
 ]
 OFF, ON = "PRAGMA foreign_keys = OFF", "PRAGMA foreign_keys = ON"
+LEGACY = ["PRAGMA legacy_alter_table = ON", "PRAGMA legacy_alter_table"]
+NO_LEGACY = ["PRAGMA legacy_alter_table = OFF", "PRAGMA legacy_alter_table"]
 DEFER = "PRAGMA defer_foreign_keys = ON"
 BROKEN = ["INSERT INTO c_{n} VALUES (60 + (SELECT count(*) FROM c_{n}), 9)", "SELECT max(id) FROM c_{n}"]
 MANY = (
@@ -290,6 +292,7 @@ FIXED = {
         "ROLLBACK",
         "SELECT v LIKE 'A' FROM p_{n}",
     ],
+    "legacy renaming": ["BEGIN", OFF, *REDEFINE[:3], *LEGACY, REDEFINE[3], *NO_LEGACY, "COMMIT", *NO_LEGACY],
     "a savepoint": ["BEGIN", "SAVEPOINT a", "DELETE FROM c_{n}", "ROLLBACK TO a", "RELEASE a", "COMMIT"],
 }
 

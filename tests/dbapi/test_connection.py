@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
+import sqlite_utils
 
 import bedrockish.dbapi as db
 from tests.dbapi.conftest import BY_URL
@@ -219,9 +221,56 @@ def test_foreign_keys_off_holds_during_schema_changes(
         connection.execute(f"INSERT INTO {table}c VALUES (99)")
     connection.rollback()
     connection.execute("PRAGMA foreign_keys = ON")
-    with pytest.raises(db.NotSupportedError):
-        connection.execute("PRAGMA legacy_alter_table = ON")
     other.execute(f"DROP TABLE {table}c")
+
+
+def test_legacy_alter_table_keeps_the_view_of_a_rebuilt_table(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    """Without it, SQLite refuses RENAME while a view names a table that is missing at that moment."""
+    legacy = "PRAGMA legacy_alter_table"
+    connection.execute(f"INSERT INTO {table}(id, name) VALUES (1, 'a')")
+    connection.commit()
+    other.execute(f"CREATE VIEW {table}v AS SELECT name FROM {table}")
+    with pytest.raises(db.NotSupportedError, match="send it after BEGIN"):
+        connection.execute(f"{legacy} = ON")
+    connection.execute("BEGIN")
+    connection.execute(f"CREATE TABLE {table}n(id INTEGER PRIMARY KEY, name TEXT, more DEFAULT 5)")
+    connection.execute(f"INSERT INTO {table}n(id, name) SELECT id, name FROM {table}")
+    connection.execute(f"DROP TABLE {table}")
+    connection.execute(f"{legacy} = ON;")
+    assert connection.execute(legacy).fetchall() == [(1,)]
+    connection.execute(f"ALTER TABLE {table}n RENAME TO {table}")
+    connection.execute(f"CREATE VIEW {table}x AS SELECT a FROM missing")
+    with pytest.raises(db.OperationalError):
+        connection.execute(f"ALTER TABLE {table} DROP COLUMN more")
+    connection.execute(f"{legacy} = OFF;")
+    assert connection.execute(legacy).fetchall() == [(0,)]
+    connection.commit()
+    other.execute(f"DROP VIEW {table}x")
+    assert other.execute(f"SELECT * FROM {table}v, {table}").fetchall() == [("a", 1, "a", 5)]
+    other.execute(f"DROP VIEW {table}v")
+
+
+def test_sqlite_utils_transforms_tables_that_views_and_keys_name(url: str, table: str) -> None:
+    connection: Any = db.connect(url)
+    library: Any = sqlite_utils.Database(connection)
+    made = library[table]
+    library[f"{table}c"].create({"id": int, "up": int}, pk="id", foreign_keys=[("up", table, "id")])
+    made.insert_all([{"id": 1, "name": "a", "amount": 1.5}, {"id": 2, "name": "b"}])
+    library[f"{table}c"].insert({"id": 1, "up": 2})
+    library.create_view(f"{table}v", f"SELECT id FROM {table}")
+    made.transform(rename={"name": "title"}, drop=["data"], types={"amount": str})
+    made.transform(drop=["amount"], keep_table=f"{table}kept")
+    assert list(made.rows) == [{"id": 1, "title": "a"}, {"id": 2, "title": "b"}]
+    assert [row["amount"] for row in library[f"{table}kept"].rows] == ["1.5", None]
+    assert [row["id"] for row in library[f"{table}v"].rows] == [1, 2]
+    assert [key.other_table for key in library[f"{table}c"].foreign_keys] == [table]
+    assert connection.execute("PRAGMA legacy_alter_table").fetchall() == [(0,)]
+    library[f"{table}v"].drop()
+    for each in (f"{table}c", f"{table}kept"):
+        library[each].drop()
+    connection.close()
 
 
 def test_schema_commits_option_commits_before_schema_statements(url: str, table: str, other: db.Connection) -> None:

@@ -131,7 +131,6 @@ def test_common_pragmas_are_answered_truthfully(connection: db.Connection, pragm
     [
         ("trusted_schema=OFF", "leave it on"),
         ("ignore_check_constraints=ON", "drop the CHECK"),
-        ("legacy_alter_table=ON", "drop views and triggers that name a table before its RENAME"),
         ("writable_schema=ON", "by ALTER, DROP and CREATE"),
         ("full_column_names=ON", "in the node's configuration"),
     ],

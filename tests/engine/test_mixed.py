@@ -69,6 +69,33 @@ def test_table_is_rebuilt_with_its_rows(shop: TestNode, tmp_path: Path) -> None:
     same_in_replays(shop, tmp_path)
 
 
+LEGACY = "PRAGMA legacy_alter_table = "
+
+
+def test_legacy_alter_table_holds_for_each_alter_of_its_transaction_alone(shop: TestNode, tmp_path: Path) -> None:
+    """Afterwards RENAME writes the new name into a view again, at the nodes and in a replay."""
+    shop.run("CREATE VIEW names AS SELECT name FROM item")
+    on, off = f"{LEGACY}ON", f"{LEGACY}OFF"
+    renames = "ALTER TABLE item RENAME TO old", "ALTER TABLE item RENAME TO other"
+    entry = decide(shop, on, renames[0], "CREATE TABLE item(name)", off, renames[1])
+    assert decode_statements(entry.transaction.changes) == [on, renames[0], off, "CREATE TABLE item(name)", renames[1]]
+    assert force(shop, entry) == ""
+    assert shop.rows("SELECT * FROM names") == []
+    shop.run("ALTER TABLE other RENAME TO third")
+    shop.run("INSERT INTO third VALUES ('z')")
+    assert shop.rows("SELECT * FROM names") == [("z",)]
+    same_in_replays(shop, tmp_path)
+
+
+@pytest.mark.parametrize("rest", [[], ["SELECT 1"], ["INSERT INTO part VALUES (1, 1)"]])
+def test_legacy_alter_table_without_a_schema_change_is_refused(shop: TestNode, rest: list[str]) -> None:
+    with pytest.raises(UnsupportedError, match="transaction that changes the schema"):
+        shop.prepare(f"{LEGACY}ON", *rest)
+    shop.run("CREATE VIEW names AS SELECT name FROM item")
+    shop.run("ALTER TABLE item RENAME TO other")
+    assert shop.rows("SELECT * FROM names") == [("a",), ("b",)]
+
+
 def test_mixed_schema_change_returns_the_results_of_its_statements(shop: TestNode) -> None:
     results = decode_results(shop.prepare(*REMAKE, "SELECT count(*) FROM item").result)
     assert [result.rowcount for result in results[:3]] == [-1, -1, 2]

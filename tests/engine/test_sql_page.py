@@ -102,6 +102,10 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
 AS_IN_SQLITE: dict[str, list[str]] = {
     "`PRAGMA user_version": ["PRAGMA user_version = 3; PRAGMA application_id = 4"],
     "`PRAGMA foreign_keys = ON`": ["PRAGMA foreign_keys = ON"],
+    "`PRAGMA legacy_alter_table = ON`": [
+        "CREATE VIEW lw AS SELECT 1 FROM lt; CREATE TABLE lu(x)",
+        "PRAGMA legacy_alter_table = ON; ALTER TABLE lu RENAME TO lt; PRAGMA legacy_alter_table = OFF",
+    ],
     "`PRAGMA defer_foreign_keys": [
         "PRAGMA defer_foreign_keys = ON; INSERT INTO child VALUES (9); INSERT INTO parent VALUES (9)"
     ],

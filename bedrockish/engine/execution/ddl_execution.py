@@ -6,6 +6,8 @@ statement that draws a random number, reads the time of day or a node's own data
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +42,10 @@ from bedrockish_journal.storage.schema_steps import (
     DEFER_ON,
     KEYS_OFF,
     KEYS_ON,
+    LEGACY_OFF,
+    LEGACY_ON,
     MARK,
+    RESET,
     answer_digest,
     deferred_broken,
     failure_digest,
@@ -80,7 +85,7 @@ def execute_mixed(
             results += found
             room -= size
         if not mixed.changes_schema:
-            raise UnsupportedError(pragmas.KEYS_OFF)
+            raise UnsupportedError(mixed.needs_schema)
         return mixed.prepared(base, version, results)
     except UsageError as error:
         error.rests_on = refused_on(base, version, AccessSet(read_ranges=EVERYTHING))
@@ -107,6 +112,7 @@ class Mixed:
         self._size = 0
         self._marks: list[str] = []
         self._options = False
+        self._is_legacy = False  # whether ALTER leaves the definitions of views and triggers as they are
         self._drawn: DrawnIds | None = None
         self._before: Counter[Any] | None = None  # the broken foreign keys when enforcement was switched off
         self._numbers = pragmas.numbers(self._db)
@@ -143,9 +149,13 @@ class Mixed:
             if piece.setting:
                 results.append(self._set(piece))
                 continue
+            if self._is_legacy and pragmas.asks(piece.sql, pragmas.LEGACY):
+                results.append(Result(piece.columns, [(1,)], -1, None))
+                continue
             self._check(piece)
             text = self._bound(piece, params, told) if again and piece.kind == WRITE else literal(piece.sql, params)
-            result, size = self._run_statement(piece, text, room - taken)
+            with self._altering(text):
+                result, size = self._run_statement(piece, text, room - taken)
             results.append(result)
             taken += size
         if not results:
@@ -203,8 +213,13 @@ class Mixed:
     def close(self) -> None:
         """Reset the options that were set on the connection; its savepoint must have been rolled back."""
         if self._options:
-            for option in (KEYS_ON, DEFER_OFF):
+            for option in RESET:
                 set_option(self._db, option)
+
+    @property
+    def needs_schema(self) -> str:
+        """Why a change without a change of the schema is refused: one of its settings is only for such changes."""
+        return pragmas.LEGACY_ON if self._before is None else pragmas.KEYS_OFF
 
     # -- one statement ---------------------------------------------------------------------------------------------
 
@@ -237,6 +252,27 @@ class Mixed:
             self._record(Step(text, SEE, answer_digest(text, rows)))
         rowcount = changed if piece.kind == WRITE else -1
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
+
+    @contextmanager
+    def _altering(self, text: str) -> Iterator[None]:
+        """Switch legacy_alter_table on while an ALTER runs, if the transaction has asked for it.
+
+        Every ALTER is recorded with both PRAGMAs around it, so that no other statement runs while the setting is on.
+        """
+        if not self._is_legacy or first_word(text) != "ALTER":
+            yield
+            return
+        self._check_room(LEGACY_ON)
+        self._options = True
+        self._switch(LEGACY_ON)
+        try:
+            yield
+        finally:
+            self._switch(LEGACY_OFF)
+
+    def _switch(self, option: str) -> None:
+        set_option(self._db, option)
+        self._record(Step(option))
 
     def _schema_changed(self) -> None:
         if self._drawn is not None:
@@ -290,6 +326,9 @@ class Mixed:
 
     def _set(self, piece: Compiled) -> Result:
         name, on = piece.setting, pragmas.turns_on(piece.sql)
+        if name == pragmas.LEGACY:
+            self._is_legacy = on
+            return Result((), [], -1, None)
         if name == pragmas.DEFER:
             option = DEFER_ON if on else DEFER_OFF
         else:
@@ -298,8 +337,7 @@ class Mixed:
         if option == KEYS_OFF and self._before is None:
             self._before = self._violations()
         self._options = True
-        set_option(self._db, option)
-        self._record(Step(option))
+        self._switch(option)
         return Result((), [], -1, None)
 
     def _check(self, piece: Compiled) -> None:
@@ -418,11 +456,13 @@ def _tokens(sql: str) -> list[Token]:
 def _rests_on_definitions(piece: Compiled, error: ConstraintError | SqlError) -> bool:
     """Return whether ALTER failed when SQLite parsed all definitions again (``error in view v after rename: ...``).
 
+    With legacy_alter_table, SQLite gives such an error no text of its own.
+
     Such an error need not be recorded: it does not depend on rows, and the definitions are the same at the activation.
     The nodes could not get the same error text: while they compare answers, SQLite first meets the view of
     ``packing.set_aside``.
     """
-    return piece.kind == SCHEMA and str(error.__cause__).startswith("error in ")
+    return piece.kind == SCHEMA and str(error.__cause__).startswith(("error in ", "SQL logic error"))
 
 
 def _names(sql: str, name: str) -> bool:

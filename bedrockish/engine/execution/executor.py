@@ -172,7 +172,7 @@ class Executor:
                 continue
             for piece, params in self.texts.pieces(statement, request.user):
                 if piece.setting:
-                    if pragmas.is_keys_off(piece.sql):
+                    if pragmas.of_schema_only(piece.sql):
                         raise MixesError
                     run.set(piece)
                     continue

@@ -95,8 +95,9 @@ class Interactive:
             piece, params = next(found, (None, ()))
             if piece is None:
                 return
-            if piece.setting and pragmas.is_keys_off(piece.sql):
-                raise UnsupportedError(pragmas.KEYS_OFF, sql=piece.sql)
+            refusal = pragmas.of_schema_only(piece.sql) if piece.setting else ""
+            if refusal:
+                raise UnsupportedError(refusal, sql=piece.sql)
             if piece.kind == SCHEMA:
                 raise UnsupportedError(self.no_schema, sql=piece.sql, of_schema=True)
             yield piece, params
@@ -733,4 +734,4 @@ def broken_at_commit() -> ConstraintError:
 def _changes_schema(sql: str) -> bool:
     sql = without_settings(sql)
     is_schema = first_word(sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
-    return is_schema or pragmas.is_replicated(sql) or pragmas.is_keys_off(sql)
+    return is_schema or pragmas.is_replicated(sql) or bool(pragmas.of_schema_only(sql))

@@ -426,7 +426,7 @@ class Guard:
         if refusal:
             seen.refusal = seen.refusal or refusal
             return apsw.SQLITE_DENY
-        if pragmas.DEFER in seen.given:  # while it compiles this PRAGMA, SQLite would set it and forget broken keys
+        if pragmas.LATER & seen.given:
             return apsw.SQLITE_IGNORE
         return apsw.SQLITE_OK
 

@@ -37,7 +37,6 @@ _FIXED = {
     "count_changes": False,
     "full_column_names": False,
     "ignore_check_constraints": False,
-    "legacy_alter_table": False,
     "query_only": False,
     "short_column_names": True,
     "trusted_schema": True,
@@ -46,7 +45,6 @@ _FIXED = {
 """The PRAGMAs that change the meaning of statements: name -> its value at the nodes, the only one that may be set."""
 _WAYS = {
     "ignore_check_constraints": "drop the CHECK that the rows break",
-    "legacy_alter_table": "leave it off, and drop views and triggers that name a table before its RENAME",
     "schema_version": "change the schema by ALTER, DROP and CREATE",
     "trusted_schema": "leave it on",
     "writable_schema": "change the schema by ALTER, DROP and CREATE",
@@ -56,14 +54,20 @@ _OTHER_WAY = "settings belong in the node's configuration, and only PRAGMAs that
 REPLICATED = ("user_version", "application_id")
 """PRAGMAs that set a number in the file; replicated like a definition, because migration tools store versions there."""
 
-DEFER = "defer_foreign_keys"
-SETTINGS = frozenset({DEFER, "foreign_keys"})
+DEFER, LEGACY = "defer_foreign_keys", "legacy_alter_table"
+SETTINGS = frozenset({DEFER, LEGACY, "foreign_keys"})
 """Settings that a request may make, and that end with it."""
+LATER = frozenset({DEFER, LEGACY})
+"""Settings that SQLite would set while it compiles the PRAGMA; it would also forget broken keys."""
 
 KEYS_OFF = (
     "foreign keys are always enforced for rows; PRAGMA foreign_keys = OFF is for transactions that change the schema, "
     "and PRAGMA defer_foreign_keys = ON checks them at the end of a transaction; a dump is loaded by "
     "'sqlite3 new.db < dump.sql' and 'bedrockish import new.db'"
+)
+LEGACY_ON = (
+    "PRAGMA legacy_alter_table = ON is for ALTER in a transaction that changes the schema; send it after BEGIN, or in "
+    "one request with the ALTER"
 )
 
 
@@ -200,14 +204,17 @@ def turns_on(sql: str) -> bool:
     return is_on(given(sql)[1])
 
 
-def is_keys_off(sql: str) -> bool:
-    """Return whether a text is PRAGMA foreign_keys = OFF."""
-    return given(sql)[0] == "foreign_keys" and not turns_on(sql)
+def of_schema_only(sql: str) -> str:
+    """Return why a PRAGMA is refused in a transaction that changes no schema; an empty text if it is allowed there."""
+    name, value = given(sql)
+    if name == "foreign_keys" and not is_on(value):
+        return KEYS_OFF
+    return LEGACY_ON if name == LEGACY and is_on(value) else ""
 
 
-def asks(sql: str) -> bool:
-    """Return whether a text is a query of PRAGMA defer_foreign_keys."""
-    return first_word(sql) == "PRAGMA" and DEFER in sql.lower() and not given(sql)[0]
+def asks(sql: str, name: str = DEFER) -> bool:
+    """Return whether a text is a query of a PRAGMA of ``SETTINGS``."""
+    return first_word(sql) == "PRAGMA" and name in sql.lower() and not given(sql)[0]
 
 
 def apply(db: apsw.Connection, sql: str) -> None:

@@ -46,6 +46,7 @@ from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 TIMEOUT_S = 30.0
 TRIES = 20  # tries of a statement outside of BEGIN that meets conflicts, in a stream with TEMP objects
+LEGACY = "legacy_alter_table"
 KEYS_OFF, KEYS_ON = Statement("PRAGMA foreign_keys = OFF"), Statement("PRAGMA foreign_keys = ON")
 LAST = (
     "this call, after which the stream is closed; send {} and the statements that need it in one batch, one "
@@ -100,6 +101,7 @@ class Session:
         self._keys = True  # the value of PRAGMA foreign_keys outside of a transaction
         self._unchecked = False  # whether foreign keys are off in the open transaction
         self._is_switched = False  # whether PRAGMA foreign_keys was set in the open transaction
+        self._is_legacy = False  # whether the open transaction has executed PRAGMA legacy_alter_table = ON
         self._changes_schema = False  # whether the open transaction has changed the schema
         self._values = SessionValues()
         self._temporary = Temporary()
@@ -236,10 +238,10 @@ class Session:
         if self._lost is not None:
             raise self._lost
         switched = switch_of(statement.sql)
-        if switched is not None and (switched[0] == "foreign_keys" or not switched[1]):
+        if switched is not None and (self._open is not None or switched != (LEGACY, True)):  # refused by the node
             if is_last and switched == ("foreign_keys", False) and self.autocommit:
                 raise UsageError(f"PRAGMA foreign_keys: the setting would end with {LAST.format('the PRAGMA')}")
-            return await self._switch(*switched)
+            return await (self._switch_legacy if switched[0] == LEGACY else self._switch)(switched[1])
         setting = first_setting(statement.sql)
         if is_last and setting is not None and setting[1]:
             raise UsageError(f"PRAGMA {setting[0]}: the setting would end with {LAST.format('the PRAGMA')}")
@@ -316,18 +318,26 @@ class Session:
         self._values.see(results)
         return [replace(one, columns=shown_names(one.columns)) for one in results]
 
-    async def _switch(self, name: str, on: bool | None) -> Result:
-        """Execute a PRAGMA that sets a setting of the stream or, for ``foreign_keys``, of its open transaction."""
+    async def _switch(self, on: bool | None) -> Result:
+        """Execute PRAGMA foreign_keys, a setting of the stream and of its open transaction."""
         if on is None:
             enforced = self._keys if self._open is None else not self._unchecked
-            return Result((name,), [(int(enforced and name == "foreign_keys"),)])
-        if name != "foreign_keys":
-            return Result((), [])
+            return Result(("foreign_keys",), [(int(enforced),)])
         if self._open is None:
             self._keys = on
         elif on == self._unchecked:  # otherwise the transaction has this setting already
             await self._step(STATEMENTS, (KEYS_ON if on else KEYS_OFF,))
             self._unchecked, self._is_switched, self._changes_schema = not on, True, True
+        return Result((), [])
+
+    async def _switch_legacy(self, on: bool | None) -> Result:
+        """Execute PRAGMA legacy_alter_table, which holds to the end of the open transaction."""
+        was_on = self._open is not None and self._is_legacy
+        if on is None:
+            return Result((LEGACY,), [(int(was_on),)])
+        if on != was_on:
+            await self._step(STATEMENTS, (Statement(f"PRAGMA {LEGACY} = {'ON' if on else 'OFF'}"),))
+            self._is_legacy, self._changes_schema = on, True
         return Result((), [])
 
     def _with_keys(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -349,7 +359,8 @@ class Session:
                 raise UsageError("cannot start a transaction within a transaction; COMMIT or ROLLBACK first")
             opening = self._request(is_readonly=is_readonly)
             await self._node.transactions.handle(self._owner, BEGIN, opening)
-            self._open, self._unchecked, self._is_switched, self._changes_schema = opening, False, False, False
+            self._open, self._unchecked, self._is_switched = opening, False, False
+            self._is_legacy = self._changes_schema = False
             return done
         if self.autocommit and kind == control.ROLLBACK and was_uncommitted:
             return done

@@ -25,7 +25,11 @@ from bedrockish_journal.storage.vector_drops import prepare_drop
 
 KEYS_OFF, KEYS_ON = "PRAGMA foreign_keys = OFF", "PRAGMA foreign_keys = ON"
 DEFER_ON, DEFER_OFF = "PRAGMA defer_foreign_keys = ON", "PRAGMA defer_foreign_keys = OFF"
-SETTINGS = (KEYS_OFF, KEYS_ON, DEFER_ON, DEFER_OFF)
+LEGACY_ON, LEGACY_OFF = "PRAGMA legacy_alter_table = ON", "PRAGMA legacy_alter_table = OFF"
+"""They stand around each ALTER that leaves views and triggers as they are, also where such an ALTER fails."""
+SETTINGS = (KEYS_OFF, KEYS_ON, DEFER_ON, DEFER_OFF, LEGACY_ON, LEGACY_OFF)
+RESET = (KEYS_ON, DEFER_OFF, LEGACY_OFF)
+"""The settings of a connection outside of schema changes."""
 MARK = "bedrockish_in_force"
 """The savepoint around the statements of a change; no statement may use its name."""
 BROKEN = "FOREIGN KEY constraint failed"
@@ -110,7 +114,7 @@ def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
     finally:
         if db.in_transaction:
             db.execute(f"RELEASE {MARK}")
-        for option in (KEYS_ON, DEFER_OFF) if options else ():
+        for option in RESET if options else ():
             set_option(db, option)
 
 
@@ -172,7 +176,8 @@ def put_in_force(db: apsw.Connection, statements: Sequence[str]) -> None:
                 prepare_drop(db, sql)
                 db.execute(sql).fetchall()
     finally:
-        set_option(db, DEFER_OFF)
+        for option in (DEFER_OFF, LEGACY_OFF):
+            set_option(db, option)
         switch(db, on=False)
 
 

@@ -5,7 +5,8 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Self
 
-from bedrockish.dbapi.errors import NotSupportedError, OperationalError, ProgrammingError
+from bedrockish.dbapi.errors import DataError, NotSupportedError, OperationalError, ProgrammingError
+from bedrockish.errors import TooLargeError
 from bedrockish.sqltext.literals import literal
 from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows, parse_virtual, shadow_names
 
@@ -119,18 +120,47 @@ def rowid_of(run: Run, table: str) -> str | None:
     return next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None)
 
 
-def rows_of(run: Run, table: str, wanted: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of expressions for all rows of a table; a table with rowids is read ``PAGE`` rows at a time."""
+def _key_of(run: Run, table: str) -> list[str]:
+    """Return the terms, in SQL, by which a table's rows are ordered: its rowid, or the columns of its primary key.
+
+    Return no term if columns have all names of the rowid.
+    """
     rowid = rowid_of(run, table)
-    if rowid is None:
+    if rowid is not None:
+        return [rowid]
+    of_key = [row[1] for row in run(f"PRAGMA index_list({quoted(table)})") if row[3] == "pk"]
+    if not of_key or not any(row[4] for row in run(f"PRAGMA table_list({quoted(table)})") if row[0] == "main"):
+        return []
+    # The collation of the key, which may distinguish values that the column's own collation does not.
+    columns = [row for row in run(f"PRAGMA index_xinfo({quoted(of_key[0])})") if row[5]]
+    return [f"{quoted(name)} COLLATE {quoted(collation)}" for _, _, name, _, collation, _ in columns]
+
+
+def rows_of(run: Run, table: str, wanted: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of expressions for all rows of a table, which is read ``PAGE`` rows at a time.
+
+    A page that is over the limit of a result is read again with fewer rows.
+    """
+    key = _key_of(run, table)
+    if not key:
         yield from run(f"SELECT {wanted} FROM {quoted(table)}")
         return
-    last, page = None, list[tuple[Any, ...]]()
-    while last is None or len(page) == PAGE:
-        after = "" if last is None else f"WHERE {rowid} > {last}"
-        page = list(run(f"SELECT {rowid}, {wanted} FROM {quoted(table)} {after} ORDER BY {rowid} LIMIT {PAGE}"))
-        yield from (row[1:] for row in page)
-        last = page[-1][0] if page else 0
+    names, marks = ", ".join(key), ", ".join("?" for _ in key)
+    after, last = "", tuple[Any, ...]()
+    count = PAGE
+    while True:
+        sql = f"SELECT {names}, {wanted} FROM {quoted(table)} {after} ORDER BY {names} LIMIT {count}"
+        try:
+            page = list(run(sql, last))
+        except DataError as error:
+            if error.code != TooLargeError.code or count == 1:
+                raise
+            count = max(1, count // 8)
+            continue
+        yield from (row[len(key) :] for row in page)
+        if len(page) < count:
+            return
+        after, last = f"WHERE ({names}) > ({marks})", page[-1][: len(key)]
 
 
 def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], None]) -> Blob:

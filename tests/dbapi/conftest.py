@@ -50,3 +50,16 @@ def table(connection: db.Connection) -> str:
     name = f"t{next(_numbers)}"
     connection.execute(f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, name TEXT UNIQUE, amount REAL, data BLOB)")
     return name
+
+
+@pytest.fixture
+def made(connection: db.Connection) -> db.Connection:
+    connection.executescript(
+        "DROP TABLE IF EXISTS child; DROP TABLE IF EXISTS thing;"
+        "CREATE TABLE thing(id INTEGER PRIMARY KEY, a UNIQUE, b, twice GENERATED ALWAYS AS (a * 2));"
+        'CREATE TABLE child("odd, name" TEXT PRIMARY KEY, t REFERENCES thing(id)) WITHOUT ROWID;'
+        "CREATE INDEX by_b ON thing(b);"
+        "INSERT INTO thing(id, a, b) VALUES (1, 1, x'00ff10'), (2, 2, 'it''s'), (3, NULL, 1.5);"
+        "INSERT INTO child VALUES ('x', 1);"
+    )
+    return connection

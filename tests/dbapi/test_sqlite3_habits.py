@@ -1,8 +1,6 @@
 """The first lines of programs written for sqlite3: the same results, or an error that names an alternative."""
 
 import contextlib
-import os
-import pathlib
 import sqlite3
 import threading
 import time
@@ -14,23 +12,9 @@ import pytest
 from sqlalchemy import create_engine
 
 import bedrockish.dbapi as db
-from bedrockish.dbapi.whole import Blob
 from tests.dbapi.conftest import BY_URL
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def made(connection: db.Connection) -> db.Connection:
-    connection.executescript(
-        "DROP TABLE IF EXISTS child; DROP TABLE IF EXISTS thing;"
-        "CREATE TABLE thing(id INTEGER PRIMARY KEY, a UNIQUE, b, twice GENERATED ALWAYS AS (a * 2));"
-        'CREATE TABLE child("odd, name" TEXT PRIMARY KEY, t REFERENCES thing(id)) WITHOUT ROWID;'
-        "CREATE INDEX by_b ON thing(b);"
-        "INSERT INTO thing(id, a, b) VALUES (1, 1, x'00ff10'), (2, 2, 'it''s'), (3, NULL, 1.5);"
-        "INSERT INTO child VALUES ('x', 1);"
-    )
-    return connection
 
 
 def test_connect_accepts_the_arguments_of_sqlite3(url: str) -> None:
@@ -272,101 +256,6 @@ def test_begin_after_a_select_continues_the_open_transaction(url: str) -> None:
         assert connection.execute("SELECT count(*) FROM after_select").fetchone() == (0,)
 
 
-def test_iterdump_makes_the_database_again(made: db.Connection, tmp_path: pathlib.Path) -> None:
-    """The statements of the dump make the database again in sqlite3; and backup() copies the rows."""
-    again = sqlite3.connect(":memory:")
-    again.executescript("".join(f"{line}\n" for line in made.iterdump()))
-    copied = sqlite3.connect(tmp_path / "copy.sqlite")
-    made.backup(copied)
-    for other in (again, copied):
-        for table in ("thing", "child"):
-            want = made.execute(f"SELECT * FROM {table}").fetchall()
-            assert other.execute(f"SELECT * FROM {table}").fetchall() == want
-        assert other.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'by_b'").fetchone() == (1,)
-        assert other.execute("SELECT count(*) FROM sqlite_schema WHERE name LIKE 'bedrockish%'").fetchone() == (0,)
-    with pytest.raises(db.ProgrammingError, match="has tables already"):
-        made.backup(copied)
-    assert not made.in_transaction
-    again.close()
-    copied.close()
-
-
-def test_backup_keeps_rowids_and_the_numbers_besides_tables(made: db.Connection) -> None:
-    """A program may refer to rows by their rowids, and a migration tool reads the version."""
-    made.executescript(
-        "CREATE TABLE bare(rowid TEXT, a, b AS (a)); CREATE TABLE numbered(id INTEGER PRIMARY KEY AUTOINCREMENT)"
-    )
-    made.execute("INSERT INTO bare(oid, rowid, a) VALUES (-7, 'x', 1), (50, 'y', 2)")
-    made.execute("INSERT INTO numbered VALUES (1), (900)")
-    made.execute("DELETE FROM numbered WHERE id = 900")
-    made.commit()
-    made.execute("PRAGMA user_version = 12")
-    made.execute("PRAGMA application_id = -3")
-    made.commit()
-    with closing(sqlite3.connect(":memory:")) as copied:
-        made.backup(copied)
-        assert copied.execute("SELECT oid, * FROM bare").fetchall() == [(-7, "x", 1, 1), (50, "y", 2, 2)]
-        assert copied.execute("INSERT INTO numbered VALUES (NULL) RETURNING id").fetchone() == (901,)
-        assert copied.execute("PRAGMA user_version").fetchone() == (12,)
-        assert copied.execute("PRAGMA application_id").fetchone() == (-3,)
-    made.executescript("DROP TABLE bare; DROP TABLE numbered; PRAGMA user_version = 0; PRAGMA application_id = 0")
-
-
-def test_iterdump_keeps_nul_and_every_kind_of_value(made: db.Connection) -> None:
-    made.execute("CREATE TABLE kinds(id INTEGER PRIMARY KEY, x)")
-    values = ["a\0b", "\0" * 2_000, "it's", b"\0\xff", -0.0, 1e300, float("inf"), -(2**63), None, ""]
-    made.executemany("INSERT INTO kinds(x) VALUES (?)", [(value,) for value in values])
-    made.commit()
-    with closing(sqlite3.connect(":memory:")) as again:
-        again.executescript("\n".join(made.iterdump()))
-        found = [value for (value,) in again.execute("SELECT x FROM kinds ORDER BY id")]
-    assert list(map(repr, found)) == list(map(repr, values))
-
-
-def test_iterdump_writes_a_table_of_many_columns(made: db.Connection) -> None:
-    columns = [f"c{number}" for number in range(600)]
-    made.execute(f"CREATE TABLE broad({', '.join(columns)})")
-    made.execute(f"INSERT INTO broad({columns[-1]}) VALUES (1)")
-    (line,) = [line for line in made.iterdump() if line.startswith('INSERT INTO "broad"')]
-    assert line.endswith(f"VALUES({'NULL,' * 599}1);")
-
-
-def test_many_rows_are_dumped_in_pieces(made: db.Connection) -> None:
-    """Each row is dumped once, also if rowids have gaps or are negative."""
-    made.executemany("INSERT INTO thing(id, a) VALUES (?, ?)", [(n * 7 - 5_000, n + 10) for n in range(2_500)])
-    made.commit()
-    lines = [line for line in made.iterdump() if line.startswith('INSERT INTO "thing"')]
-    assert len(lines) == len(set(lines)) == 2_503
-
-
-def test_blobopen_reads_a_blob_like_sqlite3(made: db.Connection) -> None:
-    """Errors are sqlite3's own."""
-    with made.blobopen("thing", "b", 1) as blob:
-        assert (len(blob), blob.read(1), blob.tell(), blob[1], blob[-1], blob[:2]) == (
-            3,
-            b"\x00",
-            1,
-            255,
-            16,
-            b"\x00\xff",
-        )
-        blob.seek(-1, os.SEEK_END)
-        assert blob.read() == b"\x10"
-        with pytest.raises(ValueError, match="out of blob range"):
-            blob.seek(4)
-        with pytest.raises(IndexError):
-            blob[3]
-        with pytest.raises(db.NotSupportedError, match="UPDATE"):
-            blob.write(b"x")
-    with pytest.raises(db.ProgrammingError, match="closed"):
-        blob.read()
-    assert made.blobopen("thing", "b", 2).read() == b"it's"
-    for row, says in ((9, "no such rowid: 9"), (3, "type real")):
-        with pytest.raises(db.OperationalError, match=says):
-            made.blobopen("thing", "b", row)
-    assert isinstance(blob, Blob)
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -559,17 +448,9 @@ def test_named_parameters_may_come_from_a_maps_dunder_missing(connection: db.Con
     assert connection.execute("SELECT :a, @b, $c", Made(a="1")).fetchone() == ("1", "bb", "cc")
 
 
-@pytest.mark.parametrize("name", ["notthere", '"'])
-def test_blob_of_a_missing_column_is_an_error(connection: db.Connection, name: str) -> None:
-    """SQLite takes the name of an unknown column for a string; that string is not opened as a blob."""
-    connection.execute("CREATE TABLE IF NOT EXISTS blobs(x)")
-    connection.execute("INSERT INTO blobs(rowid, x) VALUES (1, x'00')")
-    with pytest.raises(db.OperationalError):
-        connection.blobopen("blobs", name, 1)
-    connection.rollback()
-
-
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400000000)"
+
+
 LONG = f"SELECT count(*) FROM ({NUMBERS} SELECT i FROM n)"
 
 

@@ -125,6 +125,7 @@ class Snapshot:
 
     def end(self) -> None:
         """End the read transaction, unless SQLite has rolled it back for want of memory or of a temporary file."""
+        self.governor.release()  # an ``interrupt`` that came after the statement's end would interrupt the ROLLBACK
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         if self._attached is not None:
@@ -271,7 +272,11 @@ class Readers:
 
     def give_back(self, snapshot: Snapshot) -> None:
         """End a snapshot, and return its connection to the pool."""
-        snapshot.end()
+        try:
+            snapshot.end()
+        except apsw.Error:
+            snapshot.close()  # which ends the snapshot as well; else the write-ahead log could not be used again
+            return
         if len(self._idle) < IDLE_MAX and not self._is_closed:
             self._idle.append(snapshot)
         else:

@@ -235,6 +235,9 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
         rows: list[Difference] = []
         try:
             rows = compare_with_journal(path, None, limit)
+            if began_with_tables(path):
+                text = f"the cluster of {node} began with tables: only the tables that the journal makes were compared"
+                found.append(_finding(node, text, level="information"))
         except JournalPrunedError:
             text = f"{node} has removed the beginning of its journal, so its database cannot be rebuilt"
             found.append(_finding(node, text, level="information"))

@@ -31,7 +31,7 @@ from bedrockish_journal.storage.store import open_readonly, reading, stored_at
 from bedrockish_journal.storage.table_layout import find_table, print_key
 from bedrockish_journal.verify.anchored import Anchored
 from bedrockish_journal.verify.replay import digest, replay
-from bedrockish_journal.verify.tables import compare_with_journal, why_not_whole
+from bedrockish_journal.verify.tables import began_with_tables, compare_with_journal, why_not_whole
 from bedrockish_journal.verify.verify import Verification, known_nodes, verify
 
 FILE = click.Path(path_type=Path)
@@ -300,6 +300,8 @@ def replay_files(
         + (f"; {report.later} later entries left out" if until is not None else "")
     )
     click.echo(f"{report.digest}  {report.target}")
+    if any(map(began_with_tables, files)):
+        click.echo(f"{report.target} lacks the tables with which the cluster began: no journal has them", err=True)
 
 
 @journal.command("digest")

@@ -1,18 +1,23 @@
 """``bedrockish journal``: its output and its exit status."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import bedrockish
+from bedrockish.cli.audit import audit
 from bedrockish.cli.journal import journal
 from bedrockish_journal.model.errors import FileMissingError, TargetExistsError
 from bedrockish_journal.verify import tables
 from bedrockish_journal.verify.replay import digest
 from tests.journal.world import NODES, World
+from tools.cluster import free_ports
 
 
 @pytest.fixture
@@ -106,6 +111,25 @@ def test_verify_reads_texts_behind_a_nul(world: World) -> None:
     result = run("verify", "--tables", world.paths[1])
     assert result.exit_code == 1, result.output
     assert "in the row 42 of account, owner is CAST(X'416c6963650021' AS TEXT) and should be 'Alice'" in result.output
+
+
+def test_journal_of_a_cluster_that_began_with_tables_is_no_fault(tmp_path: Path) -> None:
+    """A replay makes none of these tables; without other tables it writes an empty file."""
+    path, config = tmp_path / "A.db", tmp_path / "A.toml"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE t(x)")
+    (port,) = free_ports(1)
+    config.write_text(f'node = "A"\ndatabase = "A.db"\nlisten = "127.0.0.1:{port}"\n')
+    with bedrockish.node(config):
+        pass
+    verified = run("verify", "--tables", path)
+    assert (verified.exit_code, verified.stderr) == (1, "")
+    assert f"{path}: the tables were not compared: the cluster began with a database" in verified.output
+    audited = CliRunner().invoke(audit, [str(path), "--replay", "--engine", "duckdb"])
+    assert audited.exit_code == 0, audited.output
+    assert "the cluster of A began with tables" in audited.output
+    told = run("replay", path, "--to", tmp_path / "again.db")
+    assert "lacks the tables with which the cluster began" in told.stderr
 
 
 def test_unexplained_table_difference_fails_verification(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

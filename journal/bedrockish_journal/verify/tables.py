@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 
 from bedrockish_journal.storage.pruning import marks
-from bedrockish_journal.storage.store import open_database, read_meta, reading
+from bedrockish_journal.storage.store import read_meta, reading
 from bedrockish_journal.storage.table_layout import user_tables
 from bedrockish_journal.verify.differences import Difference, differences
 from bedrockish_journal.verify.replay import Prepare, digest, replay
@@ -86,5 +86,5 @@ def began_with_tables(path: str | os.PathLike[str]) -> bool:
 
 
 def _tables(path: Path) -> set[str]:
-    with closing(open_database(path)) as db:
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:  # an empty file has no tables
         return {table.name for table in user_tables(db)}

@@ -13,6 +13,8 @@ import pytest
 
 from bedrockish.api.requests import Statement, decode_results
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution import executor
+from bedrockish.engine.execution import workspace as workspaces
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
@@ -241,6 +243,21 @@ def test_workspace_stopped_before_a_statement_does_not_run_it(node: TestNode, wo
     workspace.stop(DeadlineError("enough"))
     assert in_thread(lambda: workspace.execute(request("SELECT 1"))) == (DeadlineError, "enough")
     workspace.end()
+
+
+def test_workspace_stopped_after_a_statement_is_used_again(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its ROLLBACK is interrupted about once in 1,000, and the TEMP objects of a session are lost."""
+    for place in (executor, workspaces):
+        monkeypatch.setattr(place, "STEPS", 1)  # the progress handler is called during each statement
+    workspace = Workspace(node.engine.beside())
+    for _ in range(2):
+        begin(node, workspace)
+        found = in_thread(lambda: workspace.execute(request("SELECT 1")))
+        assert isinstance(found, Prepared), found
+        workspace.stop(DeadlineError("enough"))
+        workspace.end()
+        assert not workspace.is_broken
+    workspace.close()
 
 
 def test_statement_over_its_time_limit_is_interrupted_in_loop_and_worker(tmp_path: Path) -> None:

@@ -195,3 +195,45 @@ def test_wall_clocks_heard_in_turn_at_a_start_do_not_count_as_a_leap() -> None:
     clock.hear_walls([start - hour, start + 2 * hour])
     clock.set_now(Now(1.0, start + 1_000), 1)
     assert (clock.leap_ms, clock.believed_ms) == (0, start + 1_000)
+
+
+def test_walls_that_return_after_they_were_set_back_are_followed() -> None:
+    """The cluster's clock stood still meanwhile, so that it does not leap when the walls are right again."""
+    start, hour = 1_700_000_000_000, 3_600_000
+    clock = Clock(Settings(clock_leap_ms=600_000), Now(0.0, start))
+    for second, ahead in ((0, 0), (1, -hour), (1_200, -hour), (1_201, 0), (1_202, hour)):
+        clock.hear_walls([start + ahead, start + ahead])
+        clock.set_now(Now(float(second), start + 1_000 * second + ahead), 1)
+        clock.read()
+        assert clock.leap_ms == max(0, ahead), "an hour ahead of the right time is a leap"
+        assert milliseconds(clock.value) == start + (
+            0 if ahead < 0 else 1_000 * min(second, 1_202) + 5_000 * (ahead > 0)
+        )
+
+
+def test_walls_that_were_set_back_for_good_limit_later_leaps() -> None:
+    """The clock has followed the earlier pace again for an hour: that the walls were ahead before does not matter."""
+    start, hour = 1_700_000_000_000, 3_600_000
+    clock = Clock(Settings(clock_leap_ms=600_000), Now(0.0, start))
+    for second, ahead, leap in ((0, 0, 0), (1, -hour, 0), (3_700, -hour, 0), (3_701, 0, hour)):
+        clock.hear_walls([start + ahead, start + ahead])
+        clock.set_now(Now(float(second), start + 1_000 * second + ahead), 1)
+        clock.read()
+        assert clock.leap_ms == leap
+
+
+def test_walls_years_ahead_of_the_file_are_not_followed_at_a_start() -> None:
+    """Otherwise the node would be of no use: the others refuse its clock, also after its machine's clock is right."""
+    start, year = 1_700_000_000_000, 366 * 86_400_000
+    clock = Clock(Settings(), Now(0.0, start), pack(start))
+    for second, ahead in ((0, 70 * year), (10, 70 * year), (11, 70 * year), (20, 60_000), (21, 60_000)):
+        clock.hear_walls([start + ahead, start + ahead])
+        clock.set_now(Now(float(second), start + 1_000 * second + ahead), 1)
+        clock.read()
+        assert (clock.leap_ms > 0) == (ahead > year)
+        assert milliseconds(clock.value) <= start + 1_000 * second + (5_000 if ahead > year else ahead)
+    assert milliseconds(clock.value) == start + 81_000, "walls within a year are followed without another start"
+    raised = Clock(Settings(clock_leap_ms=71 * year), Now(0.0, start), pack(start))
+    raised.hear_walls([start + 70 * year])
+    raised.set_now(Now(0.0, start + 70 * year), 1)
+    assert raised.believed_ms == start + 70 * year

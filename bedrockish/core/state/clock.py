@@ -51,6 +51,7 @@ class Clock:
         self.leap_ms = 0
         self._pace: int | None = None  # the last believed wall clock, less our monotonic clock
         self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
+        self._followed: int | None = None  # the last ``_pace`` at which this clock did not stand still; None: none yet
         # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: a durable bound; no value
         # above it has left this node, so a clock that begins at the ceiling is later than every value that did.
         # ``floor``: the ceiling at the start; this node may have forgotten promises about clocks below it.
@@ -98,9 +99,11 @@ class Clock:
                 middle = walls[place - 1]
             self.leap_ms = 0
             if middle != self._pace or known > self._pace_count:
-                middle = self._without_leap(middle)
+                middle = self._without_leap(middle, seconds_ms)
             self.believed_ms = max(0, middle + seconds_ms)
             most = self.believed_ms + self.settings.clock_offset_ms
+            if middle != self._followed and not self.leap_ms and milliseconds(self.value) <= most:
+                self._followed = middle
             # Never below 0, the least clock: the machine's clock may be set to 1969.
             wall_ms = max(0, min(wall_ms, most))
         # The wall exceeds the 42 bits that a clock has for it: from now on the clock only counts.
@@ -109,22 +112,28 @@ class Clock:
         self.followed_ms = wall_ms
         self._wall = pack(wall_ms) if self.follows_wall else 0
 
-    def _without_leap(self, middle: int) -> int:
-        """Return ``middle``, or the last value returned if the median wall clock has leapt too far ahead of that.
+    def _without_leap(self, middle: int, seconds_ms: int) -> int:
+        """Return ``middle``, or the last value returned if the median wall clock has leapt too far ahead.
 
         If the cluster's clock followed a majority whose walls are an hour ahead for a moment, it would then stand still
-        for an hour. Leaps are not limited for the walls heard at the start.
+        for an hour. While the clock stands still because the walls were set back, their return to the last followed
+        pace is no leap. The walls heard at the start may be up to a year ahead of the clock in the file.
 
         Args:
             middle: the median of all known walls, less our monotonic clock, in milliseconds.
+            seconds_ms: our monotonic clock, in milliseconds.
         """
-        pace = self._pace
         # The first walls that a node hears after its start may all be behind. Each further wall moves the median,
         # although no wall has leapt.
         is_start = len(self.walls) > self._pace_count
-        if pace is not None and not is_start and middle - pace > self.settings.clock_leap_ms:
-            self.leap_ms = middle - pace
-            return pace
+        pace, followed, most = self._pace, self._followed, self.settings.clock_leap_ms
+        if is_start or followed is None:
+            followed, most = milliseconds(self.value) - seconds_ms, max(most, ABSURD_MS)
+        # A new file has no clock yet, and a clock that only counts may be years behind the walls.
+        if middle - followed > most and self.follows_wall and milliseconds(self.value):
+            self.leap_ms = middle - followed
+            self._pace = followed if pace is None else pace  # without a wall to follow, go on from the file's clock
+            return self._pace
         self._pace = middle
         if is_start:
             self._pace_count = len(self.walls)

@@ -590,3 +590,59 @@ def test_batch_is_written_although_the_wal_cannot_be_lengthened_ahead(
     node.engine.sync()
     assert RESERVE_BYTES in refused
     assert wal_of(node.path).stat().st_size < RESERVE_BYTES
+
+
+def test_failed_sync_of_a_checkpoint_is_damage(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts the pages as written: the next sync would succeed without the data."""
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    node.engine.wal.checkpoint()
+
+    def fail(code: int) -> SimpleNamespace:
+        def checkpoint(*_: object) -> None:
+            raise apsw.exception_for(code)
+
+        return SimpleNamespace(
+            execute=lambda _: SimpleNamespace(fetchall=list), wal_checkpoint=checkpoint, close=node.engine.flush
+        )
+
+    monkeypatch.setattr(node.engine.wal, "_checkpointer", fail(apsw.SQLITE_IOERR_FSYNC))
+    with pytest.raises(DamagedError, match="cannot be synced"):
+        node.engine.wal.checkpoint()
+    monkeypatch.setattr(node.engine.wal, "_checkpointer", fail(apsw.SQLITE_IOERR_READ))
+    with pytest.raises(apsw.IOError):
+        node.engine.wal.checkpoint()
+
+
+def test_frames_that_a_reader_holds_back_are_written_again_at_a_start(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last sync of the process before may have failed: then the kernel writes only what is written again."""
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM t").fetchall() == [(0,)]
+    for _ in range(300):
+        node.run("INSERT INTO t(filler) VALUES (zeroblob(5000))")
+    node.save()
+    end = 32 + node.engine.wal.frames * FRAME_BYTES
+    node.engine.close()
+    before = wal_of(node.path).read_bytes()
+    written, real = bytearray(end), os.pwrite
+
+    def write(file: int, data: bytes, place: int) -> int:
+        done = real(file, data[:100_000], place)
+        written[place : place + done] = data[:done]
+        return done
+
+    monkeypatch.setattr(os, "pwrite", write)
+    again = Engine.open(node.path, founding=None)
+    try:
+        assert bytes(written[:end]) == before[:end]
+        assert wal_of(node.path).read_bytes()[:end] == before[:end]
+    finally:
+        again.close()
+        reader.close()

@@ -42,7 +42,9 @@ class Wal:
         self._checkpointer: apsw.Connection | None = None
         self._file = db.filename
         # Count the frames that a killed process left in the WAL: workspaces read the WAL by themselves.
-        self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)[0])
+        self.frames, copied = (max(0, one) for one in db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE))
+        if copied < self.frames:  # a program that reads the file holds the checkpoint back
+            self._write_again()
         self._copied_at = self.frames  # frames when the last background checkpoint began
         self._copied = self.frames  # how many frames the last checkpoint has copied
         self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
@@ -52,6 +54,26 @@ class Wal:
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
         sync(self._path.parent)
+
+    def _write_again(self) -> None:
+        """Write all frames again, with the bytes that they have, before the node's first sync.
+
+        The sync at which an earlier process of the node ended may have failed: the kernel then counts the pages as
+        written, and the next sync would succeed without them. Frames that a checkpoint has copied are durable anyway.
+        """
+        end = WAL_HEADER_BYTES + self.frames * FRAME_BYTES
+        try:
+            for begin in range(0, end, RESERVE_BYTES):
+                data = os.pread(self._fd, min(RESERVE_BYTES, end - begin), begin)
+                while data:
+                    written = os.pwrite(self._fd, data, begin)
+                    data, begin = data[written:], begin + written
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise NoRoomError(f"{self._path} cannot be written: {error.strerror}; {FULL}") from error
+            raise DamagedError(
+                f"{self._path} cannot be written: {error.strerror}; check the disk and start the node again"
+            ) from error
 
     @property
     def held_frames(self) -> int:
@@ -192,6 +214,7 @@ class Wal:
         May run in another thread. Return how many frames the WAL has, and how many of them are copied now.
 
         Raises:
+            DamagedError: a sync failed, so that the next one could succeed without the data; the node must stop.
             UnavailableError: the frames cannot be copied now; nothing is lost, and the WAL grows further.
         """
         try:
@@ -209,6 +232,12 @@ class Wal:
             return self.frames, 0  # another checkpoint is running: it does the same work
         except (apsw.FullError, apsw.CantOpenError, apsw.ReadOnlyError) as error:
             raise UnavailableError(f"the write-ahead log cannot be copied into the database file: {error}") from error
+        except apsw.IOError as error:
+            if error.extendedresult != apsw.SQLITE_IOERR_FSYNC:
+                raise
+            raise DamagedError(
+                f"{self._file} or its -wal cannot be synced: {error}; check the disk and start the node again"
+            ) from error
 
     def finish(self, db: apsw.Connection, most: int) -> None:
         """Copy the remaining frames between two batches: the next commit restarts the WAL, unless readers delay this.

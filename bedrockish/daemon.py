@@ -16,7 +16,7 @@ import trio
 from bedrockish.common.machine_limits import why_refused
 from bedrockish.config.config import Config, warnings
 from bedrockish.engine.engine import Engine, Founding, Limits
-from bedrockish.engine.sqlite.errors import NO_ROOM, essential_reads
+from bedrockish.engine.sqlite.errors import NO_ROOM, disk_failure, essential_reads
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import (
@@ -132,6 +132,9 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
 def _tell_of_fault(error: Exception, pause_s: float) -> None:
     if limit := why_refused(_leaf(error)):
         logger.error("%s; the node restarts from its file in %g s", limit, pause_s)
+        return
+    if disk := disk_failure(error):
+        logger.error("the disk failed (%s): check it; the node restarts from its file in %g s", disk, pause_s)
         return
     logger.critical(
         "the node's program failed and discards its state in memory; it restarts from its file in %g s: "

@@ -25,7 +25,7 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.vector_modules import Connection
-from bedrockish_journal.verify.row_digests import Range, RangeDigest, digest_range
+from bedrockish_journal.verify.row_digests import Range, RangeDigest, TouchedKeys, digest_range
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class BackgroundReads:
         self._file, self._prepare, self._limits = file, prepare, limits
         self._idle: deque[apsw.Connection] = deque()  # at most one connection, kept for the next ``reader``
         self._is_closed = False
+        self._touched = TouchedKeys()  # used by one thread at a time, which ``Scrubber.own`` provides for
 
     def open_reader(self) -> apsw.Connection:
         """Return a new connection that only reads, with the functions of plugins."""
@@ -114,7 +115,7 @@ class BackgroundReads:
         """
         try:
             with self.reader() as reader:
-                return digest_range(reader, asked, beyond)
+                return digest_range(reader, asked, beyond, self._touched)
         except apsw.SQLError as error:
             raise UsageError(f"there is no such range of {asked.table!r}: {error}") from error
         except (apsw.CorruptError, apsw.IOError, apsw.CantOpenError) as error:

@@ -198,7 +198,7 @@ def test_wall_clocks_heard_in_turn_at_a_start_do_not_count_as_a_leap() -> None:
 
 
 def test_walls_that_return_after_they_were_set_back_are_followed() -> None:
-    """The cluster's clock stood still meanwhile, so that it does not leap when the walls are right again."""
+    """The cluster's clock stood still until the walls were right again, so that it does not leap then."""
     start, hour = 1_700_000_000_000, 3_600_000
     clock = Clock(Settings(clock_leap_ms=600_000), Now(0.0, start))
     for second, ahead in ((0, 0), (1, -hour), (1_200, -hour), (1_201, 0), (1_202, hour)):
@@ -233,6 +233,10 @@ def test_walls_years_ahead_of_the_file_are_not_followed_at_a_start() -> None:
         assert (clock.leap_ms > 0) == (ahead > year)
         assert milliseconds(clock.value) <= start + 1_000 * second + (5_000 if ahead > year else ahead)
     assert milliseconds(clock.value) == start + 81_000, "walls within a year are followed without another start"
+    new = Clock(Settings(), Now(0.0, start), pack(1_000))
+    new.hear_walls([start])
+    new.set_now(Now(0.0, start), 1)
+    assert new.believed_ms == start, "a clock that has only counted follows the walls"
     raised = Clock(Settings(clock_leap_ms=71 * year), Now(0.0, start), pack(start))
     raised.hear_walls([start + 70 * year])
     raised.set_now(Now(0.0, start + 70 * year), 1)

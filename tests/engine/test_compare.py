@@ -17,12 +17,14 @@ from bedrockish.client import compare_nodes
 from bedrockish.client.compare_nodes import NodeComparison, Report
 from bedrockish.errors import UnavailableError
 from bedrockish_journal.model.membership import Member, Membership
+from bedrockish_journal.model.transaction import Transaction, decode_transaction
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.verify import row_digests
 from bedrockish_journal.verify.compare_rows import UNREADABLE, minority
 from bedrockish_journal.verify.row_digests import (
     Range,
     RangeDigest,
+    TouchedKeys,
     digest_range,
     pack_digest,
     pack_range,
@@ -376,3 +378,55 @@ async def test_other_tables_are_compared_if_a_page_of_one_node_is_unreadable(thr
     assert [(one.table, one.minority) for one in report.differences if one.key == UNREADABLE] == [("t", ("B",))]
     assert {one.table for one in report.differences} == {"t", "plain"}
     assert report.nodes == ["A", "B"]
+
+
+async def test_node_that_applies_nothing_is_asked_about_each_range_once(three: Three) -> None:
+    """A further try would find the same rows open; a damaged node did not catch up with a busy cluster's new rows."""
+    asked: list[None] = []
+    three.before_asking = lambda: asked.append(None)
+    three.leader.run(*[f"INSERT INTO t VALUES ({n}, 'new', 0)" for n in range(100, 121)])
+    three.save()
+    nodes = {node: three.ask(node) for node in "ABC"}
+    report = await NodeComparison(nodes, 3, limit=7, tries=1).run()
+    assert (report.differences, report.skipped, report.open) == ([], [], 21)
+    assert len(asked) == 3 * (1 + 4), "each node about the definitions, and about each range with new rows"
+
+
+def test_entries_are_decoded_once_for_questions_with_the_same_vector(
+    three: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding all of them for each range slowed a cluster down to some commits a second."""
+    decoded: list[bytes] = []
+    real = decode_transaction
+
+    def decode(body: bytes) -> Transaction:
+        decoded.append(body)
+        return real(body)
+
+    monkeypatch.setattr(row_digests, "decode_transaction", decode)
+    beyond, known = {"A": three.leader.engine.applied["A"]}, TouchedKeys()
+    db = apsw.Connection(str(three.paths["A"]), flags=apsw.SQLITE_OPEN_READONLY)
+
+    def touched(table: str = "t", vector: Vector = beyond, after: int = 0) -> set[bytes]:
+        decoded.clear()
+        asked = Range(table, after=(after,), limit=10)
+        found = digest_range(db, asked, vector, known)
+        assert found == digest_range(db, asked, vector), "as without the keys of earlier questions"
+        assert not found.incomparable
+        return found.touched
+
+    def keys(*numbers: int) -> set[bytes]:
+        return {cbor2.dumps((number,)) for number in numbers}
+
+    three.leader.run("INSERT INTO t VALUES (100, 'a', 0)")
+    three.leader.run("INSERT INTO t VALUES (101, 'b', 0)", "INSERT INTO plain(x) VALUES (7)")
+    three.save()
+    assert (touched(), len(decoded)) == (keys(100, 101), 2 * 2)
+    assert (touched(after=20), len(decoded)) == (keys(100, 101), 2)
+    three.leader.run("DELETE FROM t WHERE id = 3")
+    three.save()
+    assert (touched(), len(decoded)) == (keys(3, 100, 101), 1 + 3), "only the new entry"
+    assert touched(vector={"A": beyond["A"] + 1}) == keys(3, 101)
+    assert len(touched("plain")) == 1
+    assert touched() == keys(3, 100, 101)
+    db.close()

@@ -69,6 +69,10 @@ def no_thread(*_: object) -> None:
     raise RuntimeError("can't start new thread")
 
 
+def failed_read(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 async def until(test: Callable[[], object]) -> None:
     while not test():  # noqa: ASYNC110 (no event exists)
         await trio.sleep(0.01)
@@ -269,7 +273,11 @@ async def test_full_disk_in_an_order_of_an_operator_ends_the_node(
 
 @pytest.mark.parametrize(
     ("fault", "told", "untold"),
-    [(bug, "ZeroDivisionError", "ulimit"), (no_thread, "TasksMax); the node restarts", "please report")],
+    [
+        (bug, "ZeroDivisionError", "ulimit"),
+        (no_thread, "TasksMax); the node restarts", "please report"),
+        (failed_read, "the disk failed (Input/output error): check it; the node restarts", "please report"),
+    ],
 )
 async def test_node_restarts_from_its_file_after_a_fault_in_the_loop(
     tmp_path: Path,

@@ -5,10 +5,11 @@ from typing import Any, cast
 
 import pytest
 
+from bedrockish.core.protocol.health import DAMAGED_TABLES, Mode
 from bedrockish.core.protocol.messages import Approve, Begin, Rollback
-from bedrockish.errors import UsageError
+from bedrockish.errors import UnavailableError, UsageError
 from bedrockish.node.repair.healer import Healer
-from bedrockish.node.repair.verdict import ROLLED_BACK, UNKNOWN
+from bedrockish.node.repair.verdict import ROLLED_BACK, UNKNOWN, Ruling
 from bedrockish_journal.model.transaction import Txid
 from tests.core.net import Net, add
 
@@ -60,3 +61,24 @@ async def test_repair_from_a_node_that_is_no_other_member_is_refused(source: obj
     healer = Healer(Net("AB").places["A"].core, nothing, nothing, nothing, nothing, nothing, nothing, nothing)
     with pytest.raises(UsageError, match="there is no other member"):
         await healer.repair({"from": source})
+
+
+async def test_damaged_node_tries_each_range_of_a_comparison_once() -> None:
+    """The node applies nothing until then, so that a further try would lack the same rows."""
+    options: dict[str, object] = {}
+
+    async def compare(_nodes: list[str], **given: object) -> None:
+        options.update(given)
+        raise UnavailableError("none answers")
+
+    async def fits_journal() -> tuple[bool, str]:
+        return True, ""
+
+    core = Net("AB").places["A"].core
+    core.state.health.set_alarm(DAMAGED_TABLES, Mode.DAMAGED, "damaged", table="t")
+    nothing = cast(Any, None)
+    scrubber = cast(Any, SimpleNamespace(compare=compare, fits_journal=fits_journal))
+    healer = Healer(core, nothing, nothing, nothing, scrubber, nothing, nothing, nothing)
+    verdict, _ = await healer.examine()
+    assert verdict.ruling is Ruling.SOUND
+    assert options == {"tries": 1}

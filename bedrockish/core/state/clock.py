@@ -116,8 +116,8 @@ class Clock:
         """Return ``middle``, or the last value returned if the median wall clock has leapt too far ahead.
 
         If the cluster's clock followed a majority whose walls are an hour ahead for a moment, it would then stand still
-        for an hour. While the clock stands still because the walls were set back, their return to the last followed
-        pace is no leap. The walls heard at the start may be up to a year ahead of the clock in the file.
+        for an hour. While the clock stands still because the walls were set back, a return to the last followed
+        pace does not count as a leap. The walls heard at the start may be up to a year ahead of the clock in the file.
 
         Args:
             middle: the median of all known walls, less our monotonic clock, in milliseconds.
@@ -129,8 +129,8 @@ class Clock:
         pace, followed, most = self._pace, self._followed, self.settings.clock_leap_ms
         if is_start or followed is None:
             followed, most = milliseconds(self.value) - seconds_ms, max(most, ABSURD_MS)
-        # A new file has no clock yet, and a clock that only counts may be years behind the walls.
-        if middle - followed > most and self.follows_wall and milliseconds(self.value):
+        # A clock of 1970 has never followed a wall: its file is new. A clock that only counts may be years behind.
+        if middle - followed > most and self.follows_wall and milliseconds(self.value) > ABSURD_MS:
             self.leap_ms = middle - followed
             self._pace = followed if pace is None else pace  # without a wall to follow, go on from the file's clock
             return self._pace

@@ -233,7 +233,7 @@ class Wal:
         except (apsw.FullError, apsw.CantOpenError, apsw.ReadOnlyError) as error:
             raise UnavailableError(f"the write-ahead log cannot be copied into the database file: {error}") from error
         except apsw.IOError as error:
-            if error.extendedresult != apsw.SQLITE_IOERR_FSYNC:
+            if getattr(error, "extendedresult", 0) != apsw.SQLITE_IOERR_FSYNC:
                 raise
             raise DamagedError(
                 f"{self._file} or its -wal cannot be synced: {error}; check the disk and start the node again"

@@ -16,7 +16,7 @@ import cbor2
 
 from bedrockish_journal.model.changes import Change, decode_changes_in_pieces
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, decode_transaction, head
-from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.model.vector import Vector, covers, merge
 from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.store import applied
 from bedrockish_journal.storage.table_layout import Table, find_table, quote, user_tables
@@ -64,12 +64,38 @@ class RangeDigest:
     unreadable: str = ""  # SQLite's error for a page that cannot be read; empty if all pages can be read
 
 
-def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None) -> RangeDigest:
+@dataclass(slots=True)
+class TouchedKeys:
+    """The keys that transactions beyond a vector have written to a table, kept from one question to the next.
+
+    A node that applies nothing asks about range after range with the same vector. Without this memory, each answer
+    would decode all entries that the node lacks, which takes seconds and slows down the clients of the asked node.
+    """
+
+    table: str = ""
+    beyond: Vector = field(default_factory=dict)
+    schema: int = -1  # the version of the schema to which the keys belong
+    upto: Vector = field(default_factory=dict)  # the vector up to which the entries were read
+    keys: set[bytes] = field(default_factory=set)
+    incomparable: str = ""  # the reason why no cut after ``upto`` can be compared; empty if one can
+
+    def turn_to(self, table: str, beyond: Vector, found: "RangeDigest") -> None:
+        """Forget the keys, unless they belong to this question and to a snapshot that is not older than the last."""
+        same = (self.table, self.beyond, self.schema) == (table, beyond, found.schema)
+        if not same or not covers(found.vector, self.upto):
+            self.table, self.beyond, self.schema = table, dict(beyond), found.schema
+            self.upto, self.keys, self.incomparable = self.beyond, set(), ""
+
+
+def digest_range(
+    db: apsw.Connection, asked: Range, beyond: Vector | None = None, known: TouchedKeys | None = None
+) -> RangeDigest:
     """Return the digest of this node's rows in a range.
 
     Args:
         db: a connection that only reads; the digest is of one snapshot.
         beyond: also list each row, and the keys that transactions beyond this vector wrote; None: only the digest.
+        known: the keys from the last question.
     """
     db.execute("BEGIN")
     try:
@@ -83,7 +109,7 @@ def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None
         except apsw.CorruptError as error:
             found.unreadable = str(error)
         if beyond is not None and asked.table:
-            _add_touched(db, asked.table, beyond, found)
+            _add_touched(db, asked.table, beyond, found, known or TouchedKeys())
         return found
     finally:
         if db.in_transaction:  # else SQLite has rolled back because of a disk error, which is to be raised
@@ -180,12 +206,20 @@ def _rows(db: apsw.Connection, table: Table, keys: list[str], asked: Range) -> I
     yield from select(db, [*keys, *columns], rest, values)
 
 
-def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDigest) -> None:
+def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDigest, known: TouchedKeys) -> None:
     """Add the keys of a table that transactions beyond a vector have written."""
+    known.turn_to(table, beyond, found)
+    if not known.incomparable:
+        known.incomparable = _collect_touched(db, table, known, found.vector)
+    found.touched, found.incomparable = set(known.keys), known.incomparable or found.incomparable
+
+
+def _collect_touched(db: apsw.Connection, table: str, known: TouchedKeys, vector: Vector) -> str:
+    """Add the keys of the entries up to a vector; return why the cut cannot be compared, or an empty text."""
     layout = find_table(db, table)
     names = {table.encode(), *([layout.name.encode()] if layout is not None else [])}
-    for leader, tick in found.vector.items():
-        first = beyond.get(leader, 0) + 1
+    for leader, tick in vector.items():
+        first = known.upto.get(leader, 0) + 1
         if first > tick:
             continue
         query = "SELECT kind, body FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick"
@@ -194,20 +228,19 @@ def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDi
         for kind, body in entries:
             count += 1
             if kind == SCHEMA:
-                found.incomparable = "the schema is being changed"
-                return
+                return "the schema is being changed"
             if kind != ROWS or layout is None or not any(name in body for name in names):
                 continue  # a body without the table's name is not decoded
             for changes in decode_changes_in_pieces(decode_transaction(body).changes):
                 for change in changes:
                     if change.table.lower() == table.lower():
-                        found.touched.update(cbor2.dumps(key) for key in _keys_of(layout, change))
-            if len(found.touched) > TOUCHED_MAX:
-                found.incomparable = "the nodes are too far apart"
-                return
+                        known.keys.update(cbor2.dumps(key) for key in _keys_of(layout, change))
+            if len(known.keys) > TOUCHED_MAX:
+                return "the nodes are too far apart"
         if count <= tick - first:
-            found.incomparable = "the entries in between were removed from the journal"
-            return
+            return "the entries in between were removed from the journal"
+    known.upto = merge(known.upto, vector)
+    return ""
 
 
 def _keys_of(table: Table, change: Change) -> Iterator[Key]:

@@ -47,6 +47,7 @@ from bedrockish.local.reads import closed
 from bedrockish.local.transaction import LocalTransaction, Logged
 from bedrockish.local.transactions import LocalTransactions
 from bedrockish.local.workspace_pool import NodeNeededError
+from bedrockish.sqltext.session_values import failed_at
 from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
@@ -258,12 +259,17 @@ class LocalSteps:
         except (IdsNeededError, NodeNeededError):
             return None
 
-    def explained(self, one: LocalTransaction, error: BedrockishError, number: int = 0) -> BedrockishError:
-        """Return the caller's error for a statement, with its index ``number``; forget a transaction that is over."""
+    def explained(
+        self, one: LocalTransaction, error: BedrockishError, before: Sequence[Result] = ()
+    ) -> BedrockishError:
+        """Return the caller's error for a statement after those with the results ``before``.
+
+        Forget a transaction that is over.
+        """
         if not isinstance(error, UsageError):
             self.transactions.forget(one.request.command)
             return error
-        error.details = {**error.details, "statement": number}
+        error.details = {**error.details, **failed_at(before)}
         if not one.is_over:
             return error
         self.transactions.forget(one.request.command)
@@ -297,19 +303,21 @@ class LocalSteps:
                 results.append(await self._run(one, statements[number], ids, timeout_s))
             except NodeNeededError as error:
                 if one.log is not None:
-                    return [*results, *await self._move(one, one.log, step(), number, timeout_s)]
+                    return [*results, *await self._move(one, one.log, step(), results, timeout_s)]
                 self._node_next = True
-                raise self._refused(one, _too_long(error), number, begins=begins) from error
+                raise self._refused(one, _too_long(error), results, begins=begins) from error
             except BedrockishError as error:
-                told = self._refused(one, error, number, begins=begins)
+                told = self._refused(one, error, results, begins=begins)
                 if told is not error:
                     raise told from error
                 raise
         return results
 
-    def _refused(self, one: LocalTransaction, error: BedrockishError, number: int, *, begins: bool) -> BedrockishError:
+    def _refused(
+        self, one: LocalTransaction, error: BedrockishError, before: Sequence[Result], *, begins: bool
+    ) -> BedrockishError:
         """Return the caller's error for a statement; with ``begins``, a usage error says that ``one`` is open."""
-        told = self.explained(one, error, number)
+        told = self.explained(one, error, before)
         if told is error and begins and isinstance(error, UsageError):
             error.details = {**error.details, BEGUN: True}
         return told
@@ -395,21 +403,24 @@ class LocalSteps:
     # -- moving to the node ----------------------------------------------------------------------------------------
 
     async def _move(
-        self, one: LocalTransaction, log: list[Logged], what: Step, first: int, timeout_s: float
+        self, one: LocalTransaction, log: list[Logged], what: Step, before: Sequence[Result], timeout_s: float
     ) -> list[Result]:
-        """Move the transaction to the node: repeat its log there, then run ``what`` from statement ``first`` on."""
+        """Move the transaction to the node: repeat its log there, then run ``what`` without its first statements.
+
+        These have the results ``before``.
+        """
         self.transactions.forget(what.request.command)
         await self._give_back(one, timeout_s)
         op = BEGIN
         for group in _groups(log):
             await self._repeat(what.request, group, op, timeout_s)
             op = STATEMENTS
-        rest = replace(what.request, statements=what.request.statements[first:])
+        rest = replace(what.request, statements=what.request.statements[len(before) :])
         try:
             reply = await self._session._call(Step(0, rest, op), timeout_s)
         except BedrockishError as error:
             if isinstance(error.details.get("statement"), int):
-                error.details = {**error.details, "statement": error.details["statement"] + first}
+                error.details = {**error.details, **failed_at(before, error)}
             raise
         return _results(reply)
 

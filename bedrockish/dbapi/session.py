@@ -26,7 +26,7 @@ from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError
 from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action
 from bedrockish.sqltext.session_settings import first_setting
-from bedrockish.sqltext.session_values import SessionValues
+from bedrockish.sqltext.session_values import SessionValues, rows_before
 from bedrockish.sqltext.statement_kinds import PRAGMA, READ, SCHEMA, WRITE, kind_of, query_only_of, switch_of
 from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish.sqltext.transaction_control import (
@@ -241,7 +241,7 @@ class Session:
         """
         self._check_no_action(kind, sql)
         self._prepare(kind, sql)
-        total = 0
+        total, before = 0, replace(self.link.values)
         alone = self._open is None and not self._begins(kind)
         if alone and len(every) <= BATCH:
             statements = [(sql, params) for params in every]
@@ -252,9 +252,14 @@ class Session:
             try:
                 while batch := list(islice(rest, BATCH)):
                     total += _rowcount(self._inside([(sql, params) for params in batch]))
-            except BaseException:
+            except BaseException as error:
                 if alone:
                     self.rollback()
+                    self.link.values.restore(before)
+                    if isinstance(error, ConstraintError):
+                        self.link.values.changes = 0
+                else:
+                    self.changes += total + (rows_before(error) if isinstance(error, BedrockishError) else 0)
                 raise
             if alone:
                 self.commit()

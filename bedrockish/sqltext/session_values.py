@@ -7,9 +7,9 @@ the results of its statements, and writes them into the text of later statements
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from bedrockish.errors import ConstraintError
+from bedrockish.errors import BedrockishError, ConstraintError
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import LIKE, NONE, Settings, first_setting, with_settings
 from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, verb_of
@@ -21,6 +21,9 @@ _WRITTEN = re.compile(r"\(/\*(.*?)\*/-?[0-9]+\)", re.DOTALL)
 _NAMES = {"last_insert_rowid", "changes", "total_changes"}
 _TABLE, _QUERY = (re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in ("TABLE", "SELECT|VALUES|WITH"))
 _NOTHING = "SELECT 1 WHERE 0"
+WROTE = "wrote"
+"""A key in the details of a step's error, for the statements before the failed one: the number of rows that they
+changed, the number that the last writing one changed (-1 if none writes), and the rowid inserted last, or 0."""
 
 
 class _Counted(Protocol):
@@ -54,9 +57,18 @@ class SessionValues:
                 self.last_insert_rowid = one.lastrowid
 
     def note_error(self, error: BaseException) -> None:
-        """Update the values after a failed statement: SQLite counts no changed row if it broke a constraint."""
+        """Update the values after a failed step: SQLite counts no changed row if a statement broke a constraint."""
+        if isinstance(error, BedrockishError):
+            self.see_before(error)
         if isinstance(error, ConstraintError):
             self.changes = 0
+
+    def see_before(self, error: BedrockishError) -> None:
+        """Update the values from the statements of a step before the one that failed."""
+        total, changes, rowid = _wrote(error)
+        self.total_changes += total
+        self.changes = changes if changes >= 0 else self.changes
+        self.last_insert_rowid = rowid or self.last_insert_rowid
 
     def reset(self) -> None:
         """Set all values to those of a new session."""
@@ -146,6 +158,33 @@ class SessionValues:
                 found[place + 1 :] = self.set_before_all(texts[place + 1 :])
                 break
         return found
+
+
+def failed_at(results: Sequence[_Counted], error: BaseException | None = None) -> dict[str, Any]:
+    """Return details of the error of a step whose first statements have these results.
+
+    Args:
+        error: the error of the other statements, if they are a step of their own.
+    """
+    values, place = SessionValues(changes=-1), len(results)
+    values.see(results)
+    if isinstance(error, BedrockishError):
+        values.see_before(error)
+        place += error.details["statement"]
+    wrote = [values.total_changes, values.changes, values.last_insert_rowid]
+    return {"statement": place, **({WROTE: wrote} if wrote != [0, -1, 0] else {})}
+
+
+def rows_before(error: BedrockishError) -> int:
+    """Return how many rows the statements before the failed one have changed."""
+    return _wrote(error)[0]
+
+
+def _wrote(error: BedrockishError) -> tuple[int, int, int]:
+    match error.details.get(WROTE):
+        case [int(total), int(changes), int(rowid)]:
+            return total, changes, rowid
+    return 0, -1, 0
 
 
 def _may_fill(sql: str) -> bool:

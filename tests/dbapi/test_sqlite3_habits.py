@@ -585,3 +585,38 @@ def test_rollback_after_a_lost_commit_hides_no_error(url: str) -> None:
         for sql in ("ROLLBACK", "COMMIT"):
             with pytest.raises(db.OperationalError, match="no transaction is active"):
                 connection.execute(sql)
+
+
+def test_executemany_that_fails_counts_the_rows_that_stay(url: str, table: str) -> None:
+    """As in sqlite3; a program may go on with the id of the row that it inserted last."""
+    asked = f"SELECT last_insert_rowid(), changes(), total_changes(), (SELECT count(*) FROM {table})"
+    runs = (
+        (f"INSERT INTO {table}(id, name) VALUES (?, ?)", [(3, "c"), (4, "d"), (5, "a"), (6, "e")]),
+        (f"INSERT INTO {table}(id, name) VALUES (?, ?)", [(7, "f"), (8,), (9, "g")]),
+        (f"UPDATE {table} SET name = ? WHERE id > ?", [("x", 4), ("x", 2)]),
+        (f"INSERT INTO {table}(id) VALUES (?)", [*((number,) for number in range(10, 1500)), (1,)]),
+    )
+    found: list[list[Any]] = []
+    for connection in (db.connect(url), sqlite3.connect(":memory:")):
+        with closing(connection):
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {table}(id INTEGER PRIMARY KEY, name TEXT UNIQUE)")
+            connection.executemany(runs[0][0], [(1, "a"), (2, "b")])
+            told: list[Any] = []
+            for sql, values in runs:
+                with pytest.raises((db.Error, sqlite3.Error)):
+                    connection.executemany(sql, values)
+                told += [connection.total_changes, *connection.execute(asked)]
+            connection.rollback()
+            found.append([*told, connection.total_changes, *connection.execute(asked)])
+    assert found[0] == found[1]
+
+
+def test_executemany_outside_of_a_transaction_leaves_the_counts_if_it_fails(url: str, table: str) -> None:
+    with closing(db.connect(url, isolation_level=None)) as connection:
+        connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+        for many in (2, 1200):
+            with pytest.raises(db.IntegrityError):
+                connection.executemany(f"INSERT INTO {table}(id) VALUES (?)", [(many - one,) for one in range(many)])
+            asked = "SELECT last_insert_rowid(), changes(), total_changes()"
+            assert connection.execute(asked).fetchone() == (1, 0, 1)
+            assert connection.total_changes == 1

@@ -235,6 +235,12 @@ def test_broken_constraint_has_sqlites_code(node: Asker, definition: str, values
     assert told["error"]["code"] == f"SQLITE_CONSTRAINT_{code}"
 
 
+def test_text_as_a_rowid_has_sqlites_code(node: Asker) -> None:
+    texts = "CREATE TABLE numbered(id INTEGER PRIMARY KEY)", "INSERT INTO numbered VALUES ('x')"
+    _, told = pipeline(node, *map(execute, texts))["results"]
+    assert (told["error"]["code"], told["error"]["message"]) == ("SQLITE_MISMATCH", "datatype mismatch")
+
+
 def test_changes_is_0_after_a_broken_constraint(node: Asker) -> None:
     """As in SQLite, in a transaction and outside of one."""
     table = "CREATE TABLE counted(a PRIMARY KEY)"

@@ -308,7 +308,8 @@ def write_error(error: BedrockishError) -> dict[str, Any]:
             fact = message.rpartition("; ")[0] or message  # without the advice, which ends each text
             message, code = f"{fact}; read the rows before you run the statement again", "OUTCOME_UNKNOWN"
         case SqlError():
-            code = "SQLITE_ERROR"
+            is_mismatch = error.details.get("sqlite") == sqlite3.SQLITE_MISMATCH
+            code = "SQLITE_MISMATCH" if is_mismatch else "SQLITE_ERROR"
         case TooLargeError():
             code = "SQLITE_TOOBIG"
     return {"message": message, "code": code}

@@ -76,6 +76,7 @@ from bedrockish.node.transactions.programs import Programs
 from bedrockish.node.transactions.statements import StatementRunner
 from bedrockish.node.transactions.temporary import TemporaryObjects
 from bedrockish.node.transactions.visibility import Visibility, checked_read
+from bedrockish.sqltext.session_values import failed_at
 from bedrockish.sqltext.transaction_control import control_of
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
@@ -464,7 +465,7 @@ class Transactions:
                     if not done:
                         room -= yield from self._statement(tx, statement, room, results)
                 except UsageError as error:
-                    error.details = {**error.details, "statement": len(results)}
+                    error.details = {**error.details, **failed_at(results)}
                     raise
                 place = len(results)
                 self._check_share(tx)

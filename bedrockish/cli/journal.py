@@ -266,7 +266,7 @@ def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | No
         entries = sum(counts.entries for counts in report.counts)
         click.echo(f"the journals hold: {entries} entries in {len(report.counts)} files")
     else:
-        click.echo(f"{len(report.findings)} findings")
+        click.echo(f"{len(report.findings)} finding{'s' * (len(report.findings) != 1)}")
 
 
 def moment_option(name: str) -> Callable[[Any], Any]:

@@ -91,7 +91,8 @@ def test_replay_names_a_change_that_does_not_find_its_row(world: World, tmp_path
     node.take(entry)
     with pytest.raises(ReplayMismatchError, match=r"cannot be applied at note 5: there is no such row") as caught:
         replay([node.path], tmp_path / "x.db")
-    assert (caught.value.leader, caught.value.tick, caught.value.table, caught.value.key) == ("A", 2, "note", "5")
+    error = caught.value
+    assert (error.node, error.leader, error.tick, error.table, error.key) == ("A", "A", 2, "note", "5")
     assert not (tmp_path / "x.db").exists()
 
 

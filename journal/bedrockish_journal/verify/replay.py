@@ -30,7 +30,7 @@ from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.file_claims import skipped
 from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.schema_steps import run, switch
-from bedrockish_journal.storage.store import applied, open_database, open_readonly, scan, scan_timeline
+from bedrockish_journal.storage.store import applied, open_database, open_readonly, read_meta, scan, scan_timeline
 from bedrockish_journal.storage.table_layout import (
     CLOCK_FUNCTIONS,
     SKIP_LOCKED,
@@ -148,12 +148,18 @@ def replay(
     return rebuild.report(file.name)
 
 
+def _owner(sources: Sequence[Source], path: str) -> str:
+    """Return the name of the node that has written a file."""
+    return str(next((read_meta(db, "node") for name, db in sources if name == path), None) or path)
+
+
 def _journal_order(sources: list[Source]) -> Iterator[Sourced]:
     path, db = sources[0]
     done: dict[str, int] = {}
     for entry in scan(db):
         if not may_apply(entry, done):
-            raise ReplayMismatchError(path, entry.place, None, None, "the entry is before an entry on which it depends")
+            node = _owner(sources, path)
+            raise ReplayMismatchError(node, entry.place, None, None, "the entry is before an entry on which it depends")
         done[entry.leader] = entry.tick
         yield Sourced(entry, path)
     yield from interleave(_timelines(sources, done), lambda: 0.0, done)
@@ -297,7 +303,7 @@ class _Rebuild:
             except RowMismatchError as error:
                 table = find_table(self.db, change.table)
                 key = print_key(change, table.primary if table is not None else ())
-                raise ReplayMismatchError(sourced.path, sourced.place, change.table, key, str(error)) from error
+                raise self._mismatch(sourced, change.table, key, str(error)) from error
             self.changes += 1
 
     def _schema(self, sourced: Sourced) -> None:
@@ -306,13 +312,13 @@ class _Rebuild:
         if sourced.entry.transaction.activates:
             if self.waiting is not None:
                 why = "it changes the schema before the change before it is in force"
-                raise ReplayMismatchError(sourced.path, sourced.place, None, None, why)
+                raise self._mismatch(sourced, None, None, why)
             self.waiting = sourced
             return
         failure = self._run(sourced, steps)
         if failure:
             why = f"SQLite refuses the schema change {'; '.join(step.sql for step in steps)!r}: {failure}"
-            raise ReplayMismatchError(sourced.path, sourced.place, None, None, why)
+            raise self._mismatch(sourced, None, None, why)
 
     def _activate(self, sourced: Sourced) -> None:
         """Activate a schema change; a change that the data forbids has no effect, as on the nodes."""
@@ -327,10 +333,13 @@ class _Rebuild:
             return run(self.db, steps)
         except apsw.Error as error:
             why = f"SQLite refuses the schema change {'; '.join(step.sql for step in steps)!r}: {error}"
-            raise ReplayMismatchError(sourced.path, sourced.place, None, None, why) from error
+            raise self._mismatch(sourced, None, None, why) from error
         finally:
             switch(self.db, on=False)
             self.applier.forget()
+
+    def _mismatch(self, sourced: Sourced, table: str | None, key: str | None, why: str) -> ReplayMismatchError:
+        return ReplayMismatchError(_owner(self._sources, sourced.path), sourced.place, table, key, why)
 
     def report(self, target: str) -> Report:
         return Report(

@@ -27,7 +27,7 @@ def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_js
     """
     check_installed("pyarrow")
     from bedrockish_journal.spark.export.export import export  # both need pyarrow, which was checked before
-    from bedrockish_journal.spark.source.feeds import is_url, open_feed
+    from bedrockish_journal.spark.source.feeds import hides_members, is_url, open_feed
 
     for source in sources:
         if is_url(source):
@@ -36,7 +36,14 @@ def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_js
     for source in sources:
         with open_feed(source) as feed:
             told = export(feed, directory, _show, oldest=oldest)
+            hidden = hides_members(source, feed.context)
         write_over()
+        if hidden:
+            click.echo(
+                f"{told.node} shows the entries about members and users to admins only, as they were hashed: an audit "
+                "will find that this export differs; for audits, export as an admin into another directory",
+                err=True,
+            )
         done.append(told)
         if not as_json:
             click.echo(f"{told.node}: {told.entries} new entries, up to {labels(told.vector)}")

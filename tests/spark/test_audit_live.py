@@ -1,13 +1,21 @@
 """The audit of running nodes, and of exports: unfinished writes are not faults."""
 
+import os
 from pathlib import Path
 
 import pytest
 import trio
+from click.testing import CliRunner
 
 from bedrockish import open_client
+from bedrockish.api.requests import MemberChange
+from bedrockish.cli.export import export_journal
+from bedrockish.client.in_thread import run
+from bedrockish.common.password_hash import SALT_BYTES, hash_password
+from bedrockish.embedded import Node
 from bedrockish_journal.audit.duck import run_audits
 from bedrockish_journal.audit.report import Counts, Finding, Outcome, Unseen
+from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.inputs import ENTRY_BYTES, find_inputs
@@ -62,6 +70,24 @@ async def write_and_audit(cluster: LocalCluster) -> list[int]:
         assert size >= entries[-1] // 4 * ENTRY_BYTES, "a third of the entries are of this node, which has no file here"
         nursery.cancel_scope.cancel()
     return entries
+
+
+@pytest.mark.cluster
+def test_audit_of_a_node_that_hides_hashed_bytes_needs_an_admin(tmp_path: Path) -> None:
+    """A reader does not see the hashes of passwords, so the hashes of these entries would seem wrong."""
+    with Node() as node, node.connect() as db:
+        for name, role in (("root", "admin"), ("ann", "reader")):
+            secret = str(hash_password("secret", os.urandom(SALT_BYTES)))
+            run(db._client.change_members, MemberChange("user add", name, role=role, secret=secret))
+        urls = {name: f"bedrockish://{name}@/?host={node.path}-sock" for name in ("root", "ann")}
+        assert [one for one in asked([urls["root"]])[0] if one.level == "fault"] == []
+        with pytest.raises(JournalError, match="log in as an admin"):
+            asked([urls["ann"]])
+        told = CliRunner().invoke(export_journal, [urls["ann"], "--to", str(tmp_path / "out")])
+        assert "export as an admin" in told.stderr
+        told = CliRunner().invoke(export_journal, [urls["root"], "--to", str(tmp_path / "whole")])
+        assert (told.exit_code, told.stderr.strip()) == (0, "")
+        assert [one for one in asked([str(tmp_path / "whole")])[0] if one.level == "fault"] == []
 
 
 def test_audit_reports_an_export_older_than_the_files_as_no_fault(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pyarrow.dataset as ds
 
 from bedrockish_journal.audit.facts import FACTS, HELD, batch, cut_of, fact, held_row
 from bedrockish_journal.model.entry import entry_hash
+from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.rights import greatest
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
-from bedrockish_journal.spark.source.feeds import Feed, is_url, open_feed
+from bedrockish_journal.spark.source.feeds import Feed, hides_members, is_url, open_feed
 from bedrockish_journal.spark.source.inputs import Inputs
 from bedrockish_journal.spark.source.plans import NO_LIMITS, Wanted, bounds, plan
 from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
@@ -164,6 +165,11 @@ class Reader:
         for leader, tick, (version, member, _address, voter, _store, retired) in beginning.members(path):
             rows["before"].append((node, leader, tick, version, member, voter))
             rows["left_before"] += retired
+        if hides_members(path, feed.context):
+            raise JournalError(
+                f"{feed.context.path} shows the entries about members and users to admins only, as they were hashed; "
+                "log in as an admin, or give the node's file"
+            )
         if is_url(path):
             return
         rows["lists"].append((node,))

@@ -45,6 +45,14 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
+def hides_members(path: str, context: Context) -> bool:
+    """Return whether a running node shows its caller the entries about members and users other than they were hashed.
+
+    Only admins see them unchanged, and only they see the founding.
+    """
+    return is_url(path) and context.beginning.founding is None
+
+
 def open_feed(path: str, access: Access = NO_ACCESS) -> AbstractContextManager[Feed]:
     """Open the journal of a node: in its file, or at the node itself.
 

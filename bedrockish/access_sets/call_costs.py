@@ -43,6 +43,8 @@ ARGUMENTS = 127  # limit for the arguments of a function, because it may search 
 _VARIADIC = 16  # number of ordinary calls for which a call with paths counts in the loop
 INSTRUCTIONS = 1_000_000  # limit for the instructions of a program: enough for a list of 300,000 values
 TOO_COMPLEX = "LIKE or GLOB pattern too complex"
+IN_VEC0 = "Internal sqlite-vec error"  # the error of vec0 for each error of SQLite, also for a chunk that is too long
+NEW_CHUNK = f"{IN_VEC0}: Could not insert a new vector chunk"
 
 CALLS = frozenset(
     {"Function", "PureFunc", "AggStep", "AggStep1", "AggInverse", "AggValue", "AggFinal", "VFilter", "Cast"}
@@ -280,7 +282,7 @@ def bound(db: apsw.Connection, most: int) -> None:
 
 def is_too_long(error: apsw.Error) -> bool:
     """Return whether a statement failed because a value or a pattern is too long."""
-    return isinstance(error, apsw.TooBigError) or str(error) == TOO_COMPLEX
+    return isinstance(error, apsw.TooBigError) or str(error) == TOO_COMPLEX or str(error).startswith(IN_VEC0)
 
 
 def too_long(error: apsw.Error, lengths: Lengths, sql: str, params: Sequence[object] = ()) -> TooLargeError | None:
@@ -317,6 +319,13 @@ def too_long(error: apsw.Error, lengths: Lengths, sql: str, params: Sequence[obj
             "time grows with the product of two lengths and nothing can interrupt it; do this in your program",
             sql=sql,
             limit=lengths.in_worker,
+        )
+    if str(error).startswith(NEW_CHUNK):
+        return TooLargeError(
+            f"{error}: vec0 stores chunk_size vectors, by default 1024, in one value, which may have {LONGEST} bytes; "
+            "name a smaller chunk_size in the definition of the table",
+            sql=sql,
+            limit=LONGEST,
         )
     if str(error) == TOO_COMPLEX:
         return TooLargeError(

@@ -1,6 +1,8 @@
 """sqlite-vec-client, a program of PyPI for vectors, runs unchanged and finds the nearest vectors."""
 
 import random
+import struct
+from contextlib import closing
 from math import hypot
 
 import pytest
@@ -50,3 +52,36 @@ def test_sqlite_vec_client_finds_the_nearest_texts(url: str, monkeypatch: pytest
         # otherwise other tests could not dump the database into one of sqlite3
         for table in ("documents_vec", "documents"):
             client.connection.execute(f"DROP TABLE {table}")
+
+
+@pytest.mark.parametrize("dimensions", [16, 768, 3072])
+def test_vectors_of_a_usual_length_are_stored_changed_and_found(url: str, table: str, dimensions: int) -> None:
+    """For the first vector, vec0 writes a chunk with room for 1024: for 16 dimensions 64 KiB, for 3072 12 MiB."""
+
+    def vector(first: float) -> bytes:
+        return struct.pack(f"{dimensions}f", first, *[0.0] * (dimensions - 1))
+
+    insert = f"INSERT INTO {table}v(rowid, e) VALUES (?, ?)"
+    nearest = f"SELECT rowid, distance FROM {table}v WHERE e MATCH ? AND k = 2"
+    with closing(dbapi.connect(url, isolation_level=None)) as connection:
+        connection.execute(f"CREATE VIRTUAL TABLE {table}v USING vec0(e float[{dimensions}])")
+        connection.execute(insert, (1, vector(1)))
+        assert connection.execute(nearest, (vector(0),)).fetchall() == [(1, 1.0)]
+        connection.execute(f"DELETE FROM {table}v")
+        connection.execute("BEGIN")
+        connection.execute(insert, (2, vector(2)))
+        connection.execute(insert, (3, vector(3)))
+        assert connection.execute(nearest, (vector(2),)).fetchall() == [(2, 0.0), (3, 1.0)]
+        connection.execute("COMMIT")
+        connection.execute(f"UPDATE {table}v SET e = ? WHERE rowid = 2", (vector(9),))
+        connection.executemany(insert, [(number, vector(number)) for number in range(20, 60)])
+        assert connection.execute(nearest, (vector(9.5),)).fetchall() == [(2, 0.5), (3, 6.5)]
+        connection.execute(f"DROP TABLE {table}v")
+
+
+def test_chunk_that_is_too_long_is_refused_with_a_way_out(url: str, table: str) -> None:
+    with closing(dbapi.connect(url, isolation_level=None)) as connection:
+        connection.execute(f"CREATE VIRTUAL TABLE {table}v USING vec0(e float[8192], chunk_size=4096)")
+        with pytest.raises(dbapi.DataError, match="smaller chunk_size"):
+            connection.execute(f"INSERT INTO {table}v(rowid, e) VALUES (1, zeroblob(32768))")
+        connection.execute(f"DROP TABLE {table}v")

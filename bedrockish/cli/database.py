@@ -18,6 +18,7 @@ from bedrockish.errors import UnsupportedError, UsageError
 from bedrockish.transfer.load_database import (
     Loaded,
     Plan,
+    broken,
     commands_done,
     fingerprint,
     load,
@@ -97,7 +98,7 @@ def _check(file: Path, plan: Plan) -> None:
     made = [(f"table {name}", sql) for name, sql in plan.tables]
     made += [(f"{kind} {name}", sql) for kind, name, sql in plan.rest]
     with closing(open_source(file)) as db:
-        found = misfits(made) or survey(db, plan)
+        found = [*misfits(made), *survey(db, plan), *broken(file)]
     if found:
         raise UnsupportedError(f"{file} cannot be imported, and nothing was: {'; '.join(found)}")
 

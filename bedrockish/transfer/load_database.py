@@ -21,7 +21,7 @@ from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UsageError
 from bedrockish.sqltext.literals import literal
 from bedrockish_journal.model.plain_names import quote
-from bedrockish_journal.storage.vector_modules import Connection, SqliteError, open_to_read
+from bedrockish_journal.storage.vector_modules import Connection, SqliteError, open_to_check, open_to_read
 from bedrockish_journal.storage.virtual_tables import FTS5, VirtualTable, is_virtual, parse_virtual
 
 BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # limits of a batch, which a node executes in about 20 ms
@@ -30,6 +30,8 @@ KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
 ROW_BYTES_MAX = 16 << 20  # the largest row: less than a node takes as one transaction
 AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
 FINDINGS_MAX = 20
+# The beginnings of what SQLite says of rows that break a constraint, such as those from before it was added.
+BROKEN = re.compile(r"CHECK constraint failed in |NULL value in |non-[A-Z]+ value in ")
 LAYOUT = 3  # changed with the way to cut batches, so that no command id stands for two sets of rows
 DEFER = "PRAGMA defer_foreign_keys = ON"
 VIRTUAL, SETTING = "virtual table", "setting of"
@@ -97,9 +99,8 @@ def read_plan(db: Source, path: Path) -> Plan:
         rows = [one for one in rows if not one[3].lower().startswith(SYSTEM)]
     tables = {name: sql for kind, name, sql, _ in rows if kind == "table"}
     made = [parse_virtual(name, sql) for name, sql in tables.items() if is_virtual(sql)]
-    for one in made:
-        if one.why_not_replicated:
-            raise UsageError(f"{path} has the virtual table {one.name!r}: {one.why_not_replicated}")
+    if unfit := [f"the virtual table {one.name!r}: {one.why_not_replicated}" for one in made if one.why_not_replicated]:
+        raise UsageError(f"{path} has {'; '.join(unfit)}")
     shadows = {name for one in made for name in one.shadow_names}
     shown = {one.name for one in made if not one.owns_rows}
     virtual = [(VIRTUAL, one.name, tables[one.name]) for one in sorted(made, key=_made_later) if one.name in shown]
@@ -211,6 +212,14 @@ def survey(db: Source, plan: Plan) -> list[str]:
         except UnicodeDecodeError:
             found.append(f"table {name}: after {number} rows: a text that is not UTF-8")
     return found[:FINDINGS_MAX]
+
+
+def broken(path: Path) -> list[str]:
+    """Return the constraints that rows of a file break; none if SQLite cannot tell."""
+    with suppress(SqliteError), closing(open_to_check(path)) as db:
+        checked = [str(text) for (text,) in db.execute(f"PRAGMA quick_check({FINDINGS_MAX})")]
+        return list(dict.fromkeys(text for text in checked if BROKEN.match(text)))
+    return []
 
 
 def row_bytes(row: Sequence[Any]) -> int:

@@ -279,12 +279,26 @@ def test_import_lists_unsupported_tables_before_it_writes(node: LocalCluster, db
             "CREATE TABLE p(id PRIMARY KEY); CREATE TABLE c(p REFERENCES p); INSERT INTO c VALUES (1);"
         )
     assert "refers to a row of p that does not exist" in run("import", node.url(), str(tmp_path / "orphan.db")).stderr
+    with closing(sqlite3.connect(tmp_path / "broken.db")) as broken:
+        broken.executescript(
+            "PRAGMA ignore_check_constraints = ON; CREATE TABLE hidden(rowid, oid, _rowid_);"
+            "CREATE TABLE positive(a CHECK (a > 0)); INSERT INTO positive VALUES (-1), (-2);"
+            "CREATE TABLE t(a, b, c INT); INSERT INTO t VALUES (1, NULL, 'x');"
+            "PRAGMA writable_schema = ON;"
+            "UPDATE sqlite_schema SET sql = replace(sql, 'b,', 'b NOT NULL,') WHERE name = 't'"
+        )
+        broken.commit()
+    stderr = run("import", node.url(), str(tmp_path / "broken.db")).stderr
+    for text in ("table hidden:", "CHECK constraint failed in positive", "NULL value in t.b", "nothing was"):
+        assert stderr.count(text) == 1, stderr
     with closing(sqlite3.connect(tmp_path / "vague.db")) as vague:
         vague.executescript("CREATE TABLE p(id); CREATE TABLE c(p REFERENCES p(id));")
     assert "foreign key mismatch" in run("import", node.url(), str(tmp_path / "vague.db")).stderr
     with closing(sqlite3.connect(tmp_path / "words.db")) as words:
-        words.execute("CREATE VIRTUAL TABLE words USING fts4(word)")
-    assert "virtual table 'words'" in run("import", node.url(), str(tmp_path / "words.db")).stderr
+        words.executescript("CREATE VIRTUAL TABLE words USING fts4(word); CREATE VIRTUAL TABLE more USING fts3(word)")
+    stderr = run("import", node.url(), str(tmp_path / "words.db")).stderr
+    assert "virtual table 'words'" in stderr
+    assert "virtual table 'more'" in stderr
     (tmp_path / "text.db").write_text("no database at all, but long enough to be looked at" * 100)
     (tmp_path / "dump.sql").write_text("\nBEGIN TRANSACTION;\nCREATE TABLE t(a);\nCOMMIT;\n")
     assert (

@@ -61,6 +61,20 @@ def open_to_read(path: Path) -> Connection:
     return db
 
 
+def open_to_check(path: Path) -> Connection:
+    """Open a database file to check its rows: a connection that may only read ignores CHECK, so this one may write.
+
+    It changes nothing, not even when it is closed.
+
+    Raises:
+        SqliteError: the file cannot be opened.
+    """
+    db = Connection(f"{path.absolute().as_uri()}?mode=rw", flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    db.pragma("query_only", True)
+    return db
+
+
 class _Training:
     """The aggregate ``vec1_train``: collects the vectors, and calls vec1's own function if it will take little time.
 

@@ -18,6 +18,7 @@ from bedrockish.engine.execution import workspace as workspaces
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
+from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import (
@@ -245,19 +246,23 @@ def test_workspace_stopped_before_a_statement_does_not_run_it(node: TestNode, wo
     workspace.end()
 
 
-def test_workspace_stopped_after_a_statement_is_used_again(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its ROLLBACK is interrupted about once in 1,000, and the TEMP objects of a session are lost."""
+def test_temporary_objects_outlive_an_interrupt_after_the_last_statement(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the ROLLBACK is interrupted about once in 1,000, and the TEMP objects of the session are lost."""
     for place in (executor, workspaces):
         monkeypatch.setattr(place, "STEPS", 1)  # the progress handler is called during each statement
-    workspace = Workspace(node.engine.beside())
+    node.save()
+    engine = node.engine
+    held = TemporaryWorkspace(engine.beside(), 1 << 20)
     for _ in range(2):
-        begin(node, workspace)
-        found = in_thread(lambda: workspace.execute(request("SELECT 1")))
-        assert isinstance(found, Prepared), found
-        workspace.stop(DeadlineError("enough"))
-        workspace.end()
-        assert not workspace.is_broken
-    workspace.close()
+        running = TemporaryTransaction(held, TransactionWork(True, "command", ""), lambda: 1)
+        running.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+        assert in_thread(running.open) is None
+        held.workspace.stop(DeadlineError("enough"))
+        running.close()
+        assert not held.is_broken
+    held.close()
 
 
 def test_statement_over_its_time_limit_is_interrupted_in_loop_and_worker(tmp_path: Path) -> None:

@@ -140,7 +140,6 @@ class Workspace:
         """End the snapshot. The thread must have returned."""
         if self._writer is not None:
             self._writer.executor.governor.release()
-            self._writer.executor.governor.stopped = None  # a ``stop`` would interrupt the ROLLBACK
         try:
             if self._reader.in_transaction:
                 self._reader.execute("ROLLBACK")
@@ -284,7 +283,7 @@ class Workspace:
     def _reset(self, writer: "Writer") -> None:
         writer.capture.discard_changes()
         writer.executor.reader = None
-        writer.executor.governor.stopped = None  # a ``stop`` would interrupt the ROLLBACK, and lose TEMP objects
+        writer.executor.governor.stopped = None  # a ``stop`` would interrupt the ROLLBACKs, and lose TEMP objects
         try:
             if writer.db.in_transaction:
                 writer.db.execute("ROLLBACK")

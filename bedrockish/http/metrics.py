@@ -26,6 +26,7 @@ COUNTERS = {  # for each count of the node: name and description of its metric
     "malformed": ("malformed_messages", "Messages of peers that could not be read."),
     "internal_errors": ("internal_errors", "Requests and tasks at which the node's program failed."),
     "disk_errors": ("disk_errors", "Requests and tasks at which the disk could not read or write."),
+    "limit_errors": ("limit_errors", "Requests and tasks that met a limit of the machine, such as that of threads."),
     "restarts": ("restarts", "How often the node began again from its file after its program had failed."),
 }
 CLOCKS = {  # fields of the node's status, in milliseconds there

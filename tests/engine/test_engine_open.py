@@ -169,6 +169,9 @@ def test_a_quota_is_a_full_disk_and_other_failures_are_not(number: int) -> None:
     failure = apsw.IOError("disk I/O error")
     assert isinstance(translate(failure, "", number), UnavailableError)
     assert isinstance(broken(failure, number), NoRoomError)
+    for lack in (broken(failure, errno.ENOMEM), broken(apsw.NoMemError("out of memory"))):
+        assert isinstance(lack, NoRoomError), "the node begins again with less memory, and blames no disk"
+        assert "ulimit -v" in lack.message
     for other in (0, errno.EIO):
         assert type(translate(failure, "", other)) is type(broken(failure, other)) is DamagedError
 

@@ -92,6 +92,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("certificate", {"peer_certificates": {"B": 86_400.0}}, "the certificate of B has expired"),
     ("disk_slow", {"sync_ms": 4_990}, "the disk takes 5.0 s for each sync"),
     ("disk_failing", {"disk_errors_recent": 2, "disk_error_last": "at a backup"}, "2 times .* last one: at a backup"),
+    ("machine_limit", {"limit_errors_recent": 2, "limit_error_last": "no thread"}, "2 times .* last one: no thread"),
     ("internal_errors", {"internal_errors_recent": 2, "internal_error_last": "TypeError"}, "2 in .*TypeError"),
 ]
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import apsw
 
+from bedrockish.common.machine_limits import why_refused
 from bedrockish.errors import (
     BedrockishError,
     ConstraintError,
@@ -26,6 +27,8 @@ FULL = "the disk is full, or may only be read; make room: nothing that was answe
 FOREIGN_WRITER = "another program has written to the node's file; stop it, and fill this node again"
 
 NO_FILE = "the process of the statement cannot open another file; end connections, or raise its limit of open files"
+
+NO_MEMORY = why_refused(MemoryError())
 
 _CORRUPT_INDEX = (
     "a virtual table that the statement uses is corrupt, or a 'delete' command names other values than the index has: "
@@ -130,6 +133,16 @@ def disk_failure(error: BaseException) -> str:
     return ""
 
 
+def machine_limit(error: BaseException) -> str:
+    """Return the limit of the machine that an exception reports, and the remedy; empty if it reports none."""
+    match error:
+        case apsw.NoMemError():
+            return NO_MEMORY
+        case BaseExceptionGroup():
+            return next(filter(None, map(machine_limit, error.exceptions)), "")
+    return why_refused(error)
+
+
 @contextmanager
 def essential_reads(path: object) -> Iterator[None]:
     """Translate SQLite's error for a damaged file in a block that reads the data without which a node cannot start.
@@ -163,6 +176,8 @@ def broken(error: apsw.Error, number: int = 0) -> DamagedError:
         return NoRoomError(FULL)
     if isinstance(error, apsw.CantOpenError):
         return NoRoomError(f"{NO_FILE} ({error})")
+    if isinstance(error, apsw.NoMemError) or number == errno.ENOMEM:  # such as for the map of the -shm file
+        return NoRoomError(NO_MEMORY)
     if isinstance(error, apsw.CorruptError):
         return damaged_page(error)
     if isinstance(error, apsw.BusyError):  # between two batches, another program has taken the node's write lock

@@ -481,6 +481,15 @@ def _disk_failing(status: Status) -> str:
     return f"{count} times in the last ten minutes, the last one: {status.get('disk_error_last')}" if count else ""
 
 
+@_trouble(
+    "the machine gives the node no further thread, memory or file",
+    "raise the limit that the text names, or end other programs; until then clients use other nodes",
+)
+def _machine_limit(status: Status) -> str:
+    count = status.get("limit_errors_recent", 0)
+    return f"{count} times in the last ten minutes, the last one: {status.get('limit_error_last')}" if count else ""
+
+
 @_trouble("the node's program has failed at requests", "find the traceback in the node's log by its id, and report it")
 def _internal_errors(status: Status) -> str:
     count = status.get("internal_errors_recent", 0)

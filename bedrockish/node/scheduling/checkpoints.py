@@ -10,6 +10,8 @@ from bedrockish.node.scheduling.faults import Faults
 
 logger = logging.getLogger(__name__)
 
+AGAIN_S = 1.0  # seconds from a failed checkpoint to the next one: each batch would begin and log another one
+
 
 class Checkpoints:
     """Runs checkpoints in a thread, one at a time."""
@@ -17,10 +19,11 @@ class Checkpoints:
     def __init__(self, engine: Engine, faults: Faults) -> None:
         self._engine, self._faults = engine, faults
         self._is_running = False
+        self._failed_at = -AGAIN_S  # when the last failed checkpoint ended, by trio's clock
 
     def begin(self, nursery: trio.Nursery) -> None:
-        """Begin a checkpoint, which is due, unless one is running."""
-        if not self._is_running:
+        """Begin a checkpoint, which is due, unless one is running or has failed just now."""
+        if not self._is_running and trio.current_time() - self._failed_at >= AGAIN_S:
             self._is_running = True
             nursery.start_soon(self._run)
 
@@ -28,8 +31,10 @@ class Checkpoints:
         try:
             await trio.to_thread.run_sync(self._engine.wal.checkpoint)
         except UnavailableError as error:
+            self._failed_at = trio.current_time()
             logger.warning("%s", error)
         except Exception as error:
-            self._faults.caught("a checkpoint", error)  # the next batch begins another checkpoint
+            self._failed_at = trio.current_time()
+            self._faults.caught("a checkpoint", error)  # a later batch begins another checkpoint
         finally:
             self._is_running = False

@@ -5,7 +5,8 @@ with its traceback, and is counted. The node stops for damage, wherever it is fo
 error for a page that cannot be read), and for a ``BaseException`` that is not an ``Exception``.
 
 A failure of the disk outside of a commit is not a bug, and does not stop the node either: no decision is lost if
-another thread cannot read or copy data. The exception is reported as a failure of the disk.
+another thread cannot read or copy data. The exception is reported as a failure of the disk. A limit of the machine,
+such as that of threads, is reported as one: another node may have room for the request.
 """
 
 import logging
@@ -18,13 +19,20 @@ from typing import Any, TypeVar
 
 import trio
 
-from bedrockish.engine.sqlite.errors import damage_of, disk_failure
-from bedrockish.errors import BedrockishError, DamagedError, InternalError, OutcomeUnknownError, UnavailableError
+from bedrockish.engine.sqlite.errors import NO_MEMORY, damage_of, disk_failure, machine_limit
+from bedrockish.errors import (
+    BedrockishError,
+    DamagedError,
+    InternalError,
+    MemoryFullError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-COUNT, DISK = "internal_errors", "disk_errors"
+COUNT, DISK, LIMIT = "internal_errors", "disk_errors", "limit_errors"
 PLACES_MAX = 200  # places in the program that are remembered because their traceback was logged
 RECENT_S = 600.0
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # the pause before a failed background task is restarted
@@ -34,15 +42,15 @@ class Faults:
     """Logs and counts unexpected exceptions, and turns each into the error to answer with.
 
     Args:
-        counts: counts the exceptions under ``internal_errors``, and failures of the disk under ``disk_errors``.
+        counts: counts the exceptions under ``internal_errors``, ``disk_errors`` and ``limit_errors``.
         stop: ends the node with an error, in its loop, after the turn under way.
     """
 
     def __init__(self, counts: Counter[str], stop: Callable[[DamagedError], None]) -> None:
         self._counts, self._stop = counts, stop
         self._logged: Counter[str] = Counter()
-        self._when = {kind: deque[float](maxlen=100) for kind in (COUNT, DISK)}
-        self.last = self.last_of_disk = ""
+        self._when = {kind: deque[float](maxlen=100) for kind in (COUNT, DISK, LIMIT)}
+        self.last = self.last_of_disk = self.last_of_limit = ""
 
     def describe(self) -> dict[str, Any]:
         """Return the number of errors in the last ten minutes, up to 100 of each kind, and the last error."""
@@ -53,6 +61,8 @@ class Faults:
             "internal_error_last": self.last or None,
             "disk_errors_recent": recent[DISK],
             "disk_error_last": self.last_of_disk or None,
+            "limit_errors_recent": recent[LIMIT],
+            "limit_error_last": self.last_of_limit or None,
         }
 
     def caught(self, what: str, error: Exception, *, is_late: bool = False) -> BedrockishError:
@@ -66,16 +76,23 @@ class Faults:
         if damage is not None:
             logger.error("damage was found at %s: %s", what, damage.message)
             self._stop(damage)
-            return UnavailableError(f"this node stops, and begins again if it can: {damage.message}")
+            return _not_done(f"this node stops, and begins again if it can: {damage.message}", is_late=is_late)
         disk = disk_failure(error)
         if disk:
             self._count(DISK)
             self.last_of_disk = f"{disk} at {what}"
             logger.error("the disk failed at %s: %s", what, disk)
-            return UnavailableError(
-                f"the disk of this node could not read or write ({disk}); the request did not happen: use another "
-                "node, and check the disk of this one"
-            )
+            why = f"the disk of this node could not read or write ({disk})"
+            return _not_done(f"{why}: use another node, and check the disk of this one", is_late=is_late)
+        limit = machine_limit(error)
+        if limit:
+            if not self._is_recent(LIMIT):  # a busy node meets a limit hundreds of times a second
+                logger.error("a limit of the machine was met at %s: %s", what, limit)
+            self._count(LIMIT)
+            self.last_of_limit = f"{limit} (at {what})"
+            # After an UnavailableError the client asks the next node, which a too large request would harm as well.
+            kind = MemoryFullError if limit == NO_MEMORY else UnavailableError
+            return _not_done(f"this node has met a limit of its machine: {limit}", kind, is_late=is_late)
         number, where = secrets.token_hex(4), _place(error)
         self._count(COUNT)
         self.last = f"{type(error).__name__} in {where} at {what} (id {number})"
@@ -102,6 +119,11 @@ class Faults:
     def _count(self, kind: str) -> None:
         self._counts[kind] += 1
         self._when[kind].append(time.monotonic())
+
+    def _is_recent(self, kind: str) -> bool:
+        """Return whether an exception of a kind was caught in the last second."""
+        found = self._when[kind]
+        return bool(found) and time.monotonic() - found[-1] < 1.0
 
     async def keep_running(self, what: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a background task that never returns, and restart it after a growing pause when it fails.
@@ -135,6 +157,13 @@ class Faults:
             if damage_of(error) is None:
                 raise
             raise self.caught(what, error) from error
+
+
+def _not_done(why: str, kind: type[BedrockishError] = UnavailableError, *, is_late: bool) -> BedrockishError:
+    """Return the error for a request that did not happen, unless it may have been committed."""
+    if is_late:
+        return OutcomeUnknownError(f"{why}; the request may have happened")
+    return kind(f"{why}; the request did not happen")
 
 
 def _place(error: BaseException) -> str:

@@ -53,8 +53,10 @@ class _FileSchemas:
         """Return the schema and the membership of a connection's snapshot.
 
         Args:
+            db: a connection in a read transaction: the version and the definitions are read by several statements.
             facts: the facts of the node's page under which the connection was opened.
         """
+        assert db.in_transaction, "a change of the schema would come between two statements"
         key = facts.device, facts.inode, facts.generation, facts.since
         version, node = int(system.get_meta(db, "schema_version")), str(system.get_meta(db, "node"))
         membership = read_membership(system.get_meta(db, "membership"))

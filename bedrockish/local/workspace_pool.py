@@ -50,9 +50,9 @@ class FileWorkspace:
         self._attached = pool.attached.version
         reader = self._connect()
         try:
-            reader.execute("ROLLBACK")
             self._wal = os.open(published.database + "-wal", os.O_RDONLY | os.O_CLOEXEC)
-            self.schema = pool.schema(reader, facts, -1)
+            self.schema = pool.schema(reader, facts, -1)  # in the transaction of ``connect``, so of one snapshot
+            reader.execute("ROLLBACK")
             self._first: apsw.Connection | None = reader
             locks = RowLocks(lambda: self.schema.known.schema)
             schema = lambda: self.schema.known  # noqa: E731

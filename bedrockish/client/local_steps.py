@@ -49,7 +49,7 @@ from bedrockish.local.transactions import LocalTransactions
 from bedrockish.local.workspace_pool import NodeNeededError
 from bedrockish.sqltext.session_values import failed_at
 from bedrockish.sqltext.statement_ends import count_parentheses
-from bedrockish.sqltext.statement_kinds import WRITE, kind_of
+from bedrockish.sqltext.statement_kinds import READ, WRITE, kind_of
 
 APART = "the node keeps them, and does not have this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
@@ -169,7 +169,8 @@ class LocalSteps:
 
     async def writes_here(self, texts: Sequence[str]) -> bool:
         """Return whether writes outside of transactions run in this process, because the file's node is a learner."""
-        if not all(kind_of(text) == WRITE for text in texts) or not await self._return_to_file_node():
+        kinds = {kind_of(text) for text in texts}
+        if WRITE not in kinds or kinds - {READ, WRITE} or not await self._return_to_file_node():
             return False
         return await self._session._in_place(self.transactions.is_at_learner)
 

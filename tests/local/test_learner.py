@@ -96,6 +96,9 @@ def test_single_writes_at_a_learner_run_in_the_program(db: Connection, cluster: 
     rows = db.transact([f"UPDATE {table} SET a = a + 1 WHERE id > 1", f"DELETE FROM {table} WHERE id = 1"])
     assert [one.rowcount for one in rows] == [2, 1]
     assert db.execute(f"SELECT id, a FROM {table} ORDER BY id").rows == [(2, 21), (3, 31)]
+    rows = db.transact([f"SELECT a FROM {table} WHERE id = 3", f"UPDATE {table} SET a = 31 WHERE id = 3"])
+    assert (rows[0].value(), rows[1].rowcount) == (31, 1)
+    assert is_here(db)
     with pytest.raises(ConstraintError, match="CHECK"):
         db.execute(f"UPDATE {table} SET a = -1")
     with closing(dbapi.connect(cluster.nodes[3].database)) as mine:

@@ -44,6 +44,7 @@ _VARIADIC = 16  # number of ordinary calls for which a call with paths counts in
 INSTRUCTIONS = 1_000_000  # limit for the instructions of a program: enough for a list of 300,000 values
 TOO_COMPLEX = "LIKE or GLOB pattern too complex"
 IN_VEC0 = "Internal sqlite-vec error"  # the error of vec0 for each error of SQLite, also for a chunk that is too long
+NO_TEXT = "SQL logic error"  # SQLite's error if a module fails without a text of its own
 NEW_CHUNK = f"{IN_VEC0}: Could not insert a new vector chunk"
 
 CALLS = frozenset(
@@ -281,8 +282,13 @@ def bound(db: apsw.Connection, most: int) -> None:
 
 
 def is_too_long(error: apsw.Error) -> bool:
-    """Return whether a statement failed because a value or a pattern is too long."""
-    return isinstance(error, apsw.TooBigError) or str(error) == TOO_COMPLEX or str(error).startswith(IN_VEC0)
+    """Return whether a statement may have failed because a value or a pattern is too long.
+
+    The modules and functions for vectors report this by errors of their own, or without a text.
+    """
+    text = str(error)
+    is_told = isinstance(error, apsw.TooBigError | apsw.NoMemError) or text == TOO_COMPLEX
+    return is_told or text == NO_TEXT or text.startswith(IN_VEC0)
 
 
 def too_long(error: apsw.Error, lengths: Lengths, sql: str, params: Sequence[object] = ()) -> TooLargeError | None:

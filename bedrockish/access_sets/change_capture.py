@@ -289,7 +289,11 @@ class Capture:
         )
 
     def net_changes(self, before: Rows, after: Rows) -> Iterator[Change]:
-        """Yield the changes from ``before`` to ``after``, in an order in which no UNIQUE value ever exists twice."""
+        """Yield the changes from ``before`` to ``after``, in an order in which no UNIQUE value ever exists twice.
+
+        Raises:
+            SqlError: vec0 would refuse to insert a row, see ``mistyped``.
+        """
         for name, old_rows in before.items():
             table, new_rows = self._tables[name], after[name]
             both = [rowid for rowid in old_rows if rowid in new_rows]
@@ -302,6 +306,7 @@ class Capture:
                     yield Change(name, table.columns, DELETE, at, at, row, None)
             for rowid, row in new_rows.items():
                 if rowid not in old_rows or (apart and rowid in changed):
+                    _check_auxiliary(table, row)
                     at = None if table.rowid is None else rowid
                     yield Change(name, table.columns, INSERT, at, at, None, row)
             if not apart:
@@ -325,6 +330,26 @@ def _length(value: object) -> int:
 def not_text(table: str) -> SqlError:
     """Return the error of a statement that writes a text that is not UTF-8."""
     return SqlError(f"a text written to {table} is not UTF-8; store it as a blob", table=table)
+
+
+def mistyped(table: str, column: str, kind: str) -> SqlError:
+    """Return the error of a statement that writes a value of another type into an auxiliary column of vec0.
+
+    vec0 checks the type in an INSERT, and not in an UPDATE; the nodes insert the row.
+    """
+    way = f"CAST the value AS {kind.upper()}, or write NULL"
+    return SqlError(
+        f"the auxiliary column {column} of {table} takes values of the type {kind} alone; {way}", table=table
+    )
+
+
+_TYPES = {"text": str, "integer": int, "real": float, "blob": bytes}
+
+
+def _check_auxiliary(table: Table, row: Row) -> None:
+    for place, kind in table.own.auxiliary.items():
+        if row[place] is not None and type(row[place]) is not _TYPES.get(kind):
+            raise mistyped(table.name, table.columns[place], kind)
 
 
 def _too_much_to_search(table: str) -> TooLargeError:

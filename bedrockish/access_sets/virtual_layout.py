@@ -42,6 +42,8 @@ class OwnRows:
     marks: Mapping[str, str] = field(default_factory=dict)
     # Whether rows are deleted and inserted in place of updates, because the module cannot update every column.
     is_replaced: bool = False
+    # Position of an auxiliary column of vec0 -> the type that an INSERT requires of its value.
+    auxiliary: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,9 @@ def _own_rows(db: apsw.Connection, one: VirtualTable) -> OwnRows:
     if one.module == VEC0:
         _, is_text = one.key
         rowid = None if is_text else quote(columns[0])
-        return OwnRows(one.name, columns, rowid, None if is_text else 0, one.row_table, one.marks, is_replaced=True)
+        at, place = None if is_text else 0, {folded(column): number for number, column in enumerate(columns)}
+        auxiliary = {place[folded(name)]: kind for name, kind in one.auxiliary.items() if folded(name) in place}
+        return OwnRows(one.name, columns, rowid, at, one.row_table, one.marks, is_replaced=True, auxiliary=auxiliary)
     if one.module in RTREES:
         return OwnRows(one.name, columns, quote(columns[0]), 0)
     free = [name for name in ROWID_NAMES if name not in {column.lower() for column in columns}]

@@ -85,3 +85,30 @@ def test_chunk_that_is_too_long_is_refused_with_a_way_out(url: str, table: str) 
         with pytest.raises(dbapi.DataError, match="smaller chunk_size"):
             connection.execute(f"INSERT INTO {table}v(rowid, e) VALUES (1, zeroblob(32768))")
         connection.execute(f"DROP TABLE {table}v")
+
+
+def test_long_values_next_to_vectors_and_long_vectors_as_text_are_accepted(url: str, table: str) -> None:
+    values = ["t" * 70_000, "a" * 70_000, b"b" * 70_000]
+    with closing(dbapi.connect(url, isolation_level=None)) as connection:
+        connection.execute(f"CREATE VIRTUAL TABLE {table}v USING vec0(e float[2], t TEXT, +a TEXT, +b BLOB)")
+        connection.execute(f"INSERT INTO {table}v(rowid, e, t, a, b) VALUES (1, '[1, 2]', ?, ?, ?)", values)
+        connection.execute(f"UPDATE {table}v SET t = t || 'x', a = a || 'x', b = CAST(a AS BLOB)")
+        lengths = f"SELECT length(t), length(a), length(b) FROM {table}v"
+        assert connection.execute(lengths).fetchall() == [(70_001, 70_001, 70_000)]
+        connection.execute(f"DROP TABLE {table}v")
+        assert connection.execute("SELECT length(vec_to_json(zeroblob(400000)))").fetchall() == [(900_001,)]
+
+
+def test_transaction_goes_on_after_an_auxiliary_value_of_another_type(url: str, table: str) -> None:
+    with closing(dbapi.connect(url, isolation_level=None)) as connection:
+        connection.execute(f"CREATE VIRTUAL TABLE {table}v USING vec0(e float[2], +price FLOAT)")
+        connection.execute(f"INSERT INTO {table}v(rowid, e, price) VALUES (1, '[1, 2]', 1.5), (2, '[1, 2]', 2.5)")
+        for begin, end in (("SELECT 1", "SELECT 1"), ("BEGIN", "COMMIT")):
+            connection.execute(begin)
+            with pytest.raises(dbapi.OperationalError, match="CAST the value AS REAL"):
+                connection.execute(f"UPDATE {table}v SET price = 10")
+            connection.execute(f"UPDATE {table}v SET price = price + 10 WHERE rowid = 1")
+            connection.execute(end)
+        found = connection.execute(f"SELECT rowid, price FROM {table}v ORDER BY rowid").fetchall()
+        assert found == [(1, 21.5), (2, 2.5)]
+        connection.execute(f"DROP TABLE {table}v")

@@ -89,6 +89,28 @@ def test_update_of_a_vector_is_lost_if_chunks_are_not_compared(pair: Pair, monke
     assert not [*decode_changes(pair.nodes[0].prepare("UPDATE v SET n = 4 WHERE id = 1").changes)]
 
 
+AUXILIARY = "CREATE VIRTUAL TABLE v USING vec0(e float[2], +t TEXT, +i int, + f DOUBLE, +b blob)"
+FITTING = {"t": "'x'", "i": "2", "f": "2.5", "b": "x'02'"}
+
+
+@pytest.mark.parametrize("column", FITTING)
+def test_update_of_an_auxiliary_column_with_another_type_is_refused(pair: Pair, tmp_path: Path, column: str) -> None:
+    """vec0 itself accepts the UPDATE; no node could then insert the row, and each would end."""
+    pair.run(0, AUXILIARY)
+    pair.run(0, "INSERT INTO v(rowid, e, t, i, f, b) VALUES (1, '[1, 2]', 'a', 1, 1.5, x'01')")
+    for other, value in FITTING.items():
+        if other == column:
+            pair.run(0, f"UPDATE v SET {column} = {value}")
+            continue
+        for before in ((), ("CREATE TABLE made(x)",)):
+            with pytest.raises(SqlError, match=f"auxiliary column {column} of v takes values of the type"):
+                pair.run(0, *before, f"UPDATE v SET {column} = {value}")
+    for value in ("NULL", FITTING[column]):
+        pair.run(0, f"UPDATE v SET {column} = {value}")
+    pair.run(0, "CREATE TABLE made AS SELECT 1", f"UPDATE v SET {column} = NULL")
+    check(pair, tmp_path)
+
+
 def test_vec0_table_may_have_a_text_key(pair: Pair, tmp_path: Path) -> None:
     pair.run(0, "CREATE VIRTUAL TABLE v USING vec0(name TEXT PRIMARY KEY, e int8[4] distance_metric=cosine)")
     pair.run(0, "INSERT INTO v(name, e) VALUES ('one', vec_int8('[1,2,3,4]'))")

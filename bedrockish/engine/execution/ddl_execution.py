@@ -298,6 +298,7 @@ class Mixed:
             counts = (db.changes(), db.last_insert_rowid()) if piece.kind == WRITE else (0, 0)
             with self._executor.governor.judging(piece.sql):
                 texts.read_rows()
+                texts.check_auxiliary()
             if self._drawn.table:
                 way = f"this one {WHY.format(self._drawn.table)}; use two transactions, or remove that row first"
                 raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)

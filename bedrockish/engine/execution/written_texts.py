@@ -1,10 +1,12 @@
-"""Finds texts that are not UTF-8 among the rows that a statement of a schema change writes.
+"""Finds values that cannot be replicated among the rows that a statement of a schema change writes: texts that are not
+UTF-8, and values of another type than that of their auxiliary column of vec0.
 
 The rows of other transactions are checked where their changes are captured; a schema change is recorded as statements.
 """
 
 import apsw
 
+from bedrockish.access_sets.change_capture import mistyped
 from bedrockish_journal.storage.table_layout import find_table, quote
 from bedrockish_journal.storage.virtual_tables import virtual_tables
 
@@ -19,6 +21,7 @@ class WrittenTexts:
         self._newest = 0  # the rowid of the newest definition when the statement began
         self._unread: dict[str, set[int]] = {}  # rowids of tables with VIRTUAL columns, whose rows the hook cannot show
         self.table = ""  # a table with a new text that is not UTF-8, or empty
+        self._written: set[str] = set()  # the tables with a new or changed row, in lower case
 
     def __enter__(self) -> None:
         found = self._db.execute("SELECT coalesce(max(rowid), 0) FROM sqlite_schema", can_cache=False).fetchone()
@@ -32,6 +35,7 @@ class WrittenTexts:
     def _changed(self, update: apsw.PreUpdate) -> None:
         if update.op == "DELETE":
             return
+        self._written.add(update.table_name.lower())
         try:
             _ = update.new
         except UnicodeDecodeError:
@@ -58,6 +62,22 @@ class WrittenTexts:
             written = self.table.lower()
             owners = (one.name for one in virtual_tables(self._db) if written in map(str.lower, one.shadow_names))
             self.table = next(owners, self.table)
+
+    def check_auxiliary(self) -> None:
+        """Check the types of the auxiliary columns of vec0's tables, if a row of such a column was written.
+
+        Raises:
+            SqlError: see ``mistyped``.
+        """
+        if not any(name.endswith("_auxiliary") for name in self._written):
+            return
+        for one in virtual_tables(self._db):
+            if f"{one.name}_auxiliary".lower() not in self._written:
+                continue
+            for column, kind in one.auxiliary.items():
+                query = f"SELECT 1 FROM {quote(one.name)} WHERE typeof({quote(column)}) NOT IN ('null', ?)"
+                if self._db.execute(query, (kind,), can_cache=False).fetchone():
+                    raise mistyped(one.name, column, kind)
 
     def _read(self, name: str, query: str, keys: list[tuple[int, ...]]) -> None:
         try:

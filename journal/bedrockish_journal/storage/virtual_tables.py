@@ -39,6 +39,11 @@ _SUFFIXES = {
 _ROW_TABLES = {FTS5: "content", VEC0: "rowids", VEC1: "base"}
 _MADE_BY = {"int8": "vec_int8(?)", "i8": "vec_int8(?)", "bit": "vec_bit(?)"}
 """Type of a vec0 column whose blobs would otherwise count as floats -> the expression for such a blob in an INSERT."""
+_AUXILIARY = (
+    *(("text", "text"), ("integer", "int"), ("integer", "integer"), ("real", "float"), ("real", "double")),
+    ("blob", "blob"),
+)
+"""Type of a value -> its name in the definition of an auxiliary column of vec0, which may be abbreviated."""
 _PARTS = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[(),=.;]|\s+|[^\s(),=.;'"`\[]+""",
     re.DOTALL,
@@ -98,6 +103,17 @@ class VirtualTable:
     def marks(self) -> dict[str, str]:
         """Column -> the SQL expression around the parameter for its value, as ``vec_int8(?)``; only where needed."""
         return {words[0]: _MADE_BY[kind] for words in self._columns_of_vec0() if (kind := words[1].lower()) in _MADE_BY}
+
+    @property
+    def auxiliary(self) -> dict[str, str]:
+        """Auxiliary column of a vec0 table -> its type: text, integer, real or blob."""
+        found: dict[str, str] = {}
+        for argument in map(str.strip, self.arguments) if self.module == VEC0 else ():
+            words = argument[1:].split() if argument.startswith("+") else []
+            if len(words) == 2:
+                kinds = (kind for kind, spelled in _AUXILIARY if spelled.startswith(words[1].lower()))
+                found[words[0]] = next(kinds, "")
+        return found
 
     @property
     def names_rowid(self) -> bool:

@@ -73,6 +73,8 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
         ConfigError: the file, the address or the configuration cannot be used.
         DamagedError: the file or the machine failed, and the node had to stop.
     """
+    if config.http is not None:
+        load_http()  # a missing package ends the program before there is a file, and before other nodes hear of it
     check_log(whole_path(config.database))
     credentials, plugins = Credentials(config), Plugins(config.plugins)
     departure = departure or Departure()

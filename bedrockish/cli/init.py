@@ -130,7 +130,12 @@ def _client_files(name: str) -> dict[str, str]:
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("nodes", metavar="[NAME=]HOST[:PORT][,HOST]...", nargs=-1, required=True)
 @click.option("--cluster", default="bedrockish", show_default=True, help="Name of the cluster.")
-@click.option("--http", type=click.IntRange(1, 65535), metavar="PORT", help="Serve HTTP at this port, too.")
+@click.option(
+    "--http",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Serve HTTP at this port, too; needs bedrockish[http].",
+)
 @click.option(
     "--client", default="app", show_default=True, metavar="NAME", help="The name in the client's certificate."
 )

@@ -29,12 +29,14 @@ def join(url: str, config: Path | None, settings: tuple[str, ...], replay: bool,
     built = read_config(config, read_settings(settings))
     logs.set_up(built.log.level, built.node, as_json=built.log.json)
     prepare_process()
-    from bedrockish.daemon import serve
+    from bedrockish.daemon import load_http, serve
     from bedrockish.node.cluster.join import join as join_cluster
     from bedrockish.node.cluster.join import promote_when_ready
     from bedrockish.node.departure import Departure
 
     async def join_and_serve(config: Config, departure: Departure) -> None:
+        if config.http is not None:
+            load_http()  # a missing package ends the program before the cluster has the member
         await join_cluster(config, url, replay=replay)
         if no_serve:
             return

@@ -187,12 +187,12 @@ def test_graceful_stop_succeeds_with_an_open_http_connection(tmp_path: Path) -> 
 def test_a_port_in_use_and_a_missing_package_end_the_node_with_one_line(tmp_path: Path) -> None:
     import socket
 
-    def serve(port: int, *before: str) -> subprocess.CompletedProcess[str]:
+    def serve(port: int, *before: str, how: tuple[str, ...] = ("serve",)) -> subprocess.CompletedProcess[str]:
         config = tmp_path / "A.toml"
         listen = free_ports(1)[0]
         config.write_text(f'node="A"\ndatabase="A.sqlite"\nlisten="127.0.0.1:{listen}"\nhttp="127.0.0.1:{port}"\n')
         program = "; ".join([*before, "from bedrockish.cli.main import main", "main()"])
-        command = [sys.executable, "-c", program, "serve", "--config", str(config), "--log-level", "error"]
+        command = [sys.executable, "-c", program, *how, "--config", str(config), "--set", "level=error"]
         environment = clean_environment()
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -206,10 +206,14 @@ def test_a_port_in_use_and_a_missing_package_end_the_node_with_one_line(tmp_path
         found.stderr.strip()
         == f"error: http: 127.0.0.1:{port} cannot be used: Address already in use; choose another address"
     )
+    (tmp_path / "A.sqlite").unlink()
     found = serve(0, "import sys", "sys.modules['httptools'] = None")
     assert found.returncode == 2, found.stderr
     assert "pip install 'bedrockish[http]'" in found.stderr
     assert found.stderr.count("\n") == 1
+    found = serve(0, "import sys", "sys.modules['httptools'] = None", how=("join", "bedrockish://127.0.0.1:1"))
+    assert "pip install 'bedrockish[http]'" in found.stderr, "it ends before it asks the cluster"
+    assert not (tmp_path / "A.sqlite").exists(), "it ends before it makes its file"
 
 
 def test_http_is_off_unless_it_is_configured() -> None:

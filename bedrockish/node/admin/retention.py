@@ -260,7 +260,8 @@ class Upkeep:
             await self._forget_commands()
         if removed:
             self._shortened.set()
-            logger.info("removed %d entries of the journal, up to %s", removed, upto)
+            places = " ".join(f"{leader}{tick}" for leader, tick in sorted(upto.items()))
+            logger.info("removed %d entries of the journal, up to %s", removed, places)
         return {"node": state.me, "removed": removed, "upto": upto, "kept": bound.why, "entries": journal.size.entries}
 
     async def _reach_writer(self) -> None:

@@ -82,7 +82,7 @@ async def serve_client(
     # Returns why the client has to be disconnected, or an empty text; None for a client that may always stay.
     why_out: Callable[[], str] | None = None,
 ) -> None:
-    """Answer one client until its link ends; its running commands go on after that. Another task must run the link."""
+    """Answer one client until its link ends; its running writes go on after that. Another task must run the link."""
     session = _Session(link, node, donor, user, why_out)
     try:
         async with trio.open_nursery() as nursery:
@@ -94,6 +94,7 @@ async def serve_client(
             logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
             # Otherwise the nursery would wait for a long statement, and its transaction would keep its row locks.
             node.transactions.interrupt_owner(link)
+            node.end_reads(link)
     finally:
         session.end()
 

@@ -218,7 +218,7 @@ class Runtime:
     ) -> None:
         self._requests += 1
         request = as_part_of_trace(request)
-        self.waiters.open[self._requests] = Waiter(self._requests, request, done, prepare, shares=shares)
+        self.waiters.open[self._requests] = Waiter(self._requests, request, done, prepare, shares=shares, owner=owner)
         asked = on.Submitted(self._requests, request, once)
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._requests if owner is None else owner, asked)
@@ -279,6 +279,12 @@ class Runtime:
         if isinstance(found[0], BedrockishError):
             raise found[0]
         return found[0]
+
+    def end_reads(self, owner: object) -> None:
+        """Stop the long reads of a client that has gone; its writes go on, because it may ask for their outcome."""
+        for number, waiter in list(self.waiters.open.items()):
+            if waiter.owner is owner and only_reads(waiter.request):
+                self.workers.leave_request(number)
 
     def submission(
         self, request: Request, prepare: MakePrepared, *, shares: bool = False, base: Vector | None = None

@@ -1,5 +1,6 @@
 """Long work blocks no other: requests, writes, and statements of open transactions."""
 
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 
@@ -10,7 +11,14 @@ from bedrockish import open_client
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT
 from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
-from bedrockish.errors import ConflictError, ConstraintError, DeadlineError, StatementTimeoutError, TooLargeError
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    DeadlineError,
+    StatementTimeoutError,
+    TooLargeError,
+)
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
 from tools.cluster import LocalCluster
 
@@ -93,6 +101,36 @@ async def test_transaction_sees_the_writes_of_its_long_statement(cluster: LocalC
             assert (await transaction.execute("UPDATE seen SET n = n + 1 WHERE n = 2")).rowcount == 1
             await transaction.rollback()
             await trio.sleep(0.05)
+
+
+async def test_long_reads_of_a_client_that_has_gone_leave_their_workers(cluster: LocalCluster) -> None:
+    """A killed program's reads had the workers for ``statement_ms_max`` each, and those of its next run waited."""
+    await ready(cluster)
+    url = cluster.url(0, only=True, options=PATIENT)
+    async with open_client(url) as other:
+
+        async def workers() -> tuple[int, int]:
+            found = (await other.status())["workers"]
+            return found["running"], found["waiting"]
+
+        async def read(client: Client) -> None:
+            with contextlib.suppress(BedrockishError):
+                await client.execute(f"{ENDLESS} SELECT count(*) FROM n", timeout=60)
+
+        async def all_wait() -> bool:
+            return await workers() == (4, 4)
+
+        async def none_is_left() -> bool:
+            return await workers() == (0, 0)
+
+        began = trio.current_time()
+        async with open_client(url) as client, trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(read, client)
+            await until("four run and four wait", all_wait)
+            nursery.cancel_scope.cancel()
+        await until("the workers are free", none_is_left)
+        assert trio.current_time() - began < 7, "before the time limit of the statements, one after the other"
 
 
 async def test_rows_of_all_long_statements_count_towards_the_limit_of_their_transaction(cluster: LocalCluster) -> None:

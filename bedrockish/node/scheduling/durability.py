@@ -56,7 +56,7 @@ class Waiter:
 
     ``done`` is called with the answer when it may be sent. ``prepare`` executes the request instead of the engine.
     ``shares``: whether the result of ``prepare`` may be merged with those of other requests. ``held``: the bytes of a
-    large request's effects and answer.
+    large request's effects and answer. ``owner``: the link of a client's request.
     """
 
     request_id: int
@@ -67,6 +67,7 @@ class Waiter:
     began: float = field(default_factory=time.monotonic)
     held: int = 0
     shares: bool = False
+    owner: object = None
 
 
 @dataclass(slots=True)

@@ -242,10 +242,18 @@ class WorkerPool:
     def leave(self, command: str) -> None:
         """Stop the read of a caller that has gone; do nothing if it runs in no worker."""
         for job in [job for job in self._jobs.values() if job.take is None and job.request.command == command]:
-            self._stop(job)
-            self._finish_job(
-                job, DeadlineError(f"the caller of command {command} has gone; the command did not happen")
-            )
+            self._leave(job)
+
+    def leave_request(self, request_id: int) -> None:
+        """Stop one read of a caller that has gone, and no read under the same command that came on another link."""
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self._leave(job)
+
+    def _leave(self, job: Job) -> None:
+        command = job.request.command
+        self._stop(job)
+        self._finish_job(job, DeadlineError(f"the caller of command {command} has gone; the command did not happen"))
 
     def describe(self) -> dict[str, int]:
         """Return the numbers of running, waiting and stuck jobs."""

@@ -30,6 +30,8 @@ ROW_BYTES, VALUE_BYTES = 24, 9  # approximate bytes of a row, and of each value,
 
 Rows = dict[str, dict[int, Row]]
 """Table -> rowid -> row."""
+UNREADABLE = "unreadable"
+"""A key in the details of an error: a failed statement has written a part of a row, as vec0 does."""
 
 
 @dataclass(slots=True)
@@ -252,7 +254,7 @@ class Capture:
 
         Raises:
             TooLargeError: the changes are over the limit.
-            SqlError: a row has a text that is not UTF-8.
+            SqlError: a row has a text that is not UTF-8, or its module cannot read it (``UNREADABLE``).
         """
         found: Rows = {}
         for name, rows_touched in touched.items():
@@ -271,6 +273,10 @@ class Capture:
                     row = self._db.execute(query, (rowid,)).fetchone()
                 except UnicodeDecodeError:
                     raise not_text(name) from None
+                except apsw.SQLError as error:
+                    raise SqlError(
+                        f"a row of {name} cannot be read: {error}", table=name, **{UNREADABLE: True}
+                    ) from error
                 if row is not None:
                     rows[rowid] = row
                     self._size += row_bytes(row)

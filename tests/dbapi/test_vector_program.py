@@ -107,8 +107,17 @@ def test_transaction_goes_on_after_an_auxiliary_value_of_another_type(url: str, 
             connection.execute(begin)
             with pytest.raises(dbapi.OperationalError, match="CAST the value AS REAL"):
                 connection.execute(f"UPDATE {table}v SET price = 10")
+            with pytest.raises(dbapi.Error, match="column price has type FLOAT, but INTEGER"):
+                connection.execute(f"INSERT INTO {table}v(rowid, e, price) VALUES (3, '[1, 2]', 10)")
             connection.execute(f"UPDATE {table}v SET price = price + 10 WHERE rowid = 1")
             connection.execute(end)
         found = connection.execute(f"SELECT rowid, price FROM {table}v ORDER BY rowid").fetchall()
         assert found == [(1, 21.5), (2, 2.5)]
+        connection.execute("BEGIN")
+        connection.execute(f"CREATE TABLE {table}made(x)")
+        with pytest.raises(dbapi.Error, match="column price has type FLOAT, but INTEGER"):
+            connection.execute(f"INSERT INTO {table}v(rowid, e, price) VALUES (3, '[1, 2]', 10)")
+        connection.execute("COMMIT")
+        assert connection.execute(f"SELECT rowid, price FROM {table}v ORDER BY rowid").fetchall() == found
+        connection.execute(f"DROP TABLE {table}made")
         connection.execute(f"DROP TABLE {table}v")

@@ -21,7 +21,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.change_capture import Touched
+from bedrockish.access_sets.change_capture import UNREADABLE, Touched
 from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.partial_failure import were_kept
 from bedrockish.access_sets.readset import ResolvedReads
@@ -675,7 +675,12 @@ class Interactive:
                 partly = bool(found) or db.changes() > 0
             elif found or (found is None and touched):  # ``_keep`` finds the net change of ``touched`` rows
                 before = len(work.changes)
-                self._keep(work, changes, touched)
+                try:
+                    self._keep(work, changes, touched)
+                except BedrockishError as unread:
+                    if not unread.details.get(UNREADABLE):
+                        raise
+                    return  # the statement was undone, and its own error tells why
                 if len(work.changes) > before:
                     work.lastrowid, work.wrote = lastrowid, True
                 db.set_last_insert_rowid(work.lastrowid)

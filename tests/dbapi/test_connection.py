@@ -252,6 +252,26 @@ def test_legacy_alter_table_keeps_the_view_of_a_rebuilt_table(
     other.execute(f"DROP VIEW {table}v")
 
 
+def test_cascade_that_is_too_deep_deletes_nothing_in_a_schema_change(connection: db.Connection, table: str) -> None:
+    """SQLite itself leaves a part of the rows deleted."""
+    name = f"{table}tree"
+    connection.execute(f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, up REFERENCES {name} ON DELETE CASCADE)")
+    numbers = "WITH z(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM z LIMIT 1200)"
+    connection.execute(f"{numbers} INSERT INTO {name} SELECT i, nullif(i - 1, 0) FROM z")
+    connection.commit()
+    connection.execute("BEGIN")
+    connection.execute(f"CREATE TABLE {name}made(x)")
+    with pytest.raises(db.OperationalError):
+        connection.execute(f"DELETE FROM {name} WHERE id = 2")
+    connection.commit()
+    assert count(connection, name) == 1200
+    connection.rollback()
+    connection.execute(f"DELETE FROM {name} WHERE id > 600")
+    connection.commit()
+    connection.execute(f"DROP TABLE {name}")
+    connection.execute(f"DROP TABLE {name}made")
+
+
 def test_sqlite_utils_transforms_tables_that_views_and_keys_name(url: str, table: str) -> None:
     connection: Any = db.connect(url)
     library: Any = sqlite_utils.Database(connection)

@@ -16,7 +16,7 @@ import trio
 from bedrockish.common.machine_limits import why_refused
 from bedrockish.config.config import Config, warnings
 from bedrockish.engine.engine import Engine, Founding, Limits
-from bedrockish.engine.sqlite.errors import NO_ROOM, disk_failure, essential_reads
+from bedrockish.engine.sqlite.errors import NO_MEMORY, NO_ROOM, disk_failure, essential_reads
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import (
@@ -105,7 +105,9 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 continue
             if _lacks_room(error):
                 shortages = shortages if trio.current_time() - began < PAUSE_S_MAX else 0
-                room = Room(config.database, shortages)
+                leaf = _leaf(error)
+                limit = str(leaf) if str(leaf) == NO_MEMORY else why_refused(leaf)
+                room = Room(config.database, shortages, limit)
                 shortages += 1
                 logger.error("the node waits, and answers with the reason: %s (%s)", room.why, _leaf(error))
                 await wait_in_the_open(config, credentials, room, load_http("waiting") if config.http else None)

@@ -91,6 +91,8 @@ async def test_node_that_failed_many_times_waits_a_minute(
 ) -> None:
     room, began = Room(str(tmp_path / "a.db"), 5_000), trio.current_time()
     assert room.why.endswith("a.db could not be written a moment ago, and is tried again in 60 s")
+    limited = Room(str(tmp_path / "a.db"), limit="the machine gives no more memory")
+    assert limited.why.endswith("a.db could not be written a moment ago (the machine gives no more memory)")
     await room.wait()
     assert trio.current_time() - began == pytest.approx(60, abs=0.01)
 

@@ -92,15 +92,17 @@ class Room:
 
     Args:
         failures: how many times in a row the node has failed soon after it had found room.
+        limit: the limit of the machine for which the file could not be written; empty if it was another reason.
     """
 
-    def __init__(self, path: str, failures: int = 0) -> None:
+    def __init__(self, path: str, failures: int = 0, limit: str = "") -> None:
         self._path = path
         self._size = min(PROBE_BYTES << failures, PROBE_BYTES_MAX)
         self._pause_s = min(1 << failures, PAUSE_S_MAX) if failures else 0
         again = f", and is tried again in {self._pause_s} s" if failures else ""
         # Why the file cannot be written, as a text.
-        self.why = self._why_not_now() or f"{path} could not be written a moment ago{again}"
+        because = f" ({limit})" if limit else ""
+        self.why = self._why_not_now() or f"{path} could not be written a moment ago{because}{again}"
 
     def _why_not_now(self) -> str:
         why = why_no_room(self._path, self._size)

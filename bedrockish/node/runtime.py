@@ -301,7 +301,7 @@ class Runtime:
         """Return the reads and writes of a text's statements; with ``columns``, the first statement's columns."""
         if not self.core.state.health.reads:
             raise UnavailableError(self.core.state.trouble)
-        if self.engine.batch.is_away:
+        while self.engine.batch.is_away:
             await self.durable()
         explained = self._executions.explain(statement, user, columns=columns)
         told = await self.faults.stopping("explaining a statement", explained)

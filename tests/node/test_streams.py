@@ -5,12 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
 from bedrockish.api.requests import NOTHING, STRICT, Answer, Request, Statement, Token, decode_results
 from bedrockish.config.config import Bounds
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution import cursor
 from bedrockish.errors import ConflictError
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
+from bedrockish.node.transactions import cursors
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish_journal.model.vector import Vector
 from tests.engine.test_interactive import Desk
@@ -81,3 +87,40 @@ async def test_strict_stream_reads_at_the_confirmed_moment(tmp_path: Path) -> No
         desk.node.engine.flush()
     assert len(majority.asked) == 2
     assert majority.asked[0] != majority.asked[1]
+
+
+async def test_stream_compiles_its_statement_when_no_thread_has_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both compiled on one connection, and the stream was refused for the thread's BEGIN.
+
+    Or the thread's BEGIN was refused, and the node ended: "the database file failed: not authorized".
+    """
+    desk = Desk(tmp_path / "A.db")
+    desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    engine, back, compiled = desk.node.engine, trio.Event(), list[bool]()
+    engine.flush()
+
+    async def written() -> None:
+        if engine.batch.is_away:
+            await back.wait()
+
+    def compile_read(*arguments: Any) -> Any:
+        compiled.append(engine.batch.is_away)
+        return cursor.compile_read(*arguments)
+
+    monkeypatch.setattr(cursors, "compile_read", compile_read)
+    snapshots = Snapshots(engine, desk.interactive.readers, written, Boundary())
+    damaged = cast(Any, None)
+    majority = Majority(desk)
+    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, Bounds(), damaged, damaged)
+    request = Request("c", (Statement("SELECT id FROM t", None),), "session")
+    engine.batch.hand_over(lambda: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(streams.open, object(), request)
+        await wait_all_tasks_blocked()
+        engine.batch.take_back()
+        back.set()
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert compiled == [False]

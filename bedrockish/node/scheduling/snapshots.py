@@ -127,6 +127,15 @@ class Snapshots:
             drop=lambda taken: self._readers.give_back(taken[0]),
         )
 
+    async def wait_for_writer(self) -> None:
+        """Wait until no other thread has the engine's connection; the caller may use it until its next checkpoint.
+
+        The guard of the connection checks every statement that is compiled while the caller compiles a client's: it
+        would refuse BEGIN to that thread, or the client for that BEGIN.
+        """
+        while self._engine.batch.is_away:
+            await self._durable()
+
     def give_back(self, snapshot: Snapshot) -> None:
         """End a snapshot."""
         self._readers.give_back(snapshot)

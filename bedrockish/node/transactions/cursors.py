@@ -168,6 +168,7 @@ class Streams:
                 has_level = True
             snapshot, base = await self._snapshots.take()
             try:
+                await self._snapshots.wait_for_writer()
                 if version == engine.schema_version and (
                     request.read != STRICT
                     or await self._is_current(
@@ -206,6 +207,7 @@ class Streams:
         executor, engine = self._interactive.parts.executor, self._interactive.engine
         statement, user = request.statements[0], request.user
         while True:
+            await self._snapshots.wait_for_writer()
             try:
                 if executor.texts.is_long(statement):
                     return await self._workers.run(request, lambda workspace: workspace.compile_read(statement, user))

@@ -331,7 +331,7 @@ class Transactions:
         except trio.WouldBlock:
             yield tx.turn.acquire
         try:
-            if self._engine.batch.is_away:
+            while self._engine.batch.is_away:
                 yield self._durable  # otherwise its statement would block the loop until the other thread has finished
             self._find(tx.owner, tx.name)
         except BaseException:

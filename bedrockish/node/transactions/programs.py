@@ -139,7 +139,7 @@ class Programs:
             raise UnavailableError(state.trouble)
         engine.memory.check()
         prepared = decode_prepared(data)
-        if engine.batch.is_away:
+        while engine.batch.is_away:
             yield self._durable
         if not is_nodes:
             self._check(prepared, request)
@@ -206,6 +206,6 @@ class Programs:
         elsewhere = self._elsewhere
         if elsewhere is not None:
             return map_of(await (await elsewhere.reach())._call(Ask(0, UPKEEP, asked=dict(asked)), LEASE_S))
-        if self._engine.batch.is_away:
+        while self._engine.batch.is_away:  # again: the next batch may have been handed over before this task runs
             await self._durable()
         return {"ids": self._ids(table, above, count)}

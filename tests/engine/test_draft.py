@@ -1,9 +1,11 @@
 """Open transactions that change the schema: on a private copy, with a record of all answers."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 import trio
 
@@ -12,6 +14,7 @@ from bedrockish.engine.execution import ddl_workspace as drafts
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import LOG_MAX, Logged, TransactionWork
 from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -26,9 +29,11 @@ from bedrockish.node.transactions import ddl as drafting
 from bedrockish.node.transactions.ddl import SchemaTransactions
 from bedrockish.node.transactions.lending import Lending
 from bedrockish.sqltext.transaction_control import parse_control
-from bedrockish_journal.model.changes import OVERTAKEN
+from bedrockish_journal.model.changes import OVERTAKEN, Step, decode_steps
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.transaction import Transaction
+from bedrockish_journal.model.transaction import Transaction, decode_transaction
+from bedrockish_journal.storage import schema_steps
+from bedrockish_journal.storage.schema_steps import AFTER_FAILURE, BEFORE_FAILURE, switch
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.replay import replay as rebuild
 from tests.engine.nodes import Sql, TestNode, request
@@ -140,6 +145,35 @@ async def test_schema_change_follows_a_failure_in_a_table_with_virtual_columns(d
     await desk.run(work, "CREATE TABLE later(x)")
     assert await desk.commit(work) == ""
     assert desk.node.rows("SELECT count(*) FROM plain") == [(1,)]
+
+
+async def test_failed_statement_leaves_at_every_release_the_rows_that_its_leader_has(
+    desk: Desk, tmp_path: Path
+) -> None:
+    """SQLite keeps a part of a cascade that is too deep, which a leader of release 0.2.1 did not have undone."""
+    desk.node.run("CREATE TABLE tree(id INTEGER PRIMARY KEY, up REFERENCES tree ON DELETE CASCADE)")
+    numbers = "WITH z(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM z LIMIT 1200)"
+    desk.node.run(f"{numbers} INSERT INTO tree SELECT i, nullif(i - 1, 0) FROM z")
+    desk.node.save()
+    copy = tmp_path / "copy.sqlite"
+    copy_file(desk.node.engine.background.open_reader(), copy)
+    work = TransactionWork(serializable=True)
+    await desk.run(work, "CREATE TABLE made(x)")
+    with pytest.raises(SqlError):
+        await desk.run(work, "DELETE FROM tree WHERE id = 2")
+    assert await desk.commit(work) == ""
+    assert desk.node.rows("SELECT count(*) FROM tree") == [(1200,)]
+    assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
+
+    (body,) = desk.node.rows("SELECT body FROM bedrockish_journal ORDER BY tick DESC LIMIT 1")[0]
+    steps = decode_steps(decode_transaction(body).changes)
+    undone = [*map(Step, BEFORE_FAILURE), steps[2], *map(Step, AFTER_FAILURE)]
+    assert steps == [Step("CREATE TABLE made(x)"), *undone]
+    with closing(apsw.Connection(str(copy))) as db:
+        db.execute("BEGIN")
+        switch(db, on=True)
+        assert schema_steps.run(db, [steps[0], steps[2]]) == ""
+        assert db.execute("SELECT count(*) < 1200 FROM tree").get, "as the nodes of release 0.2.1 did"
 
 
 async def test_statement_that_could_draw_random_ids_is_refused(desk: Desk, tmp_path: Path) -> None:

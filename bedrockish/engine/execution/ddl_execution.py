@@ -38,6 +38,8 @@ from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from bedrockish_journal.storage.drawn_ids import WHY, DrawnIds
 from bedrockish_journal.storage.schema_steps import (
+    AFTER_FAILURE,
+    BEFORE_FAILURE,
     DEFER_OFF,
     DEFER_ON,
     KEYS_OFF,
@@ -237,7 +239,7 @@ class Mixed:
         except (ConstraintError, SqlError) as error:
             is_open = isinstance(error.__cause__, apsw.Error) and db.in_transaction
             if is_open and not _rests_on_definitions(piece, error):
-                self._record(Step(text, FAIL, failure_digest(str(error.__cause__))))
+                self._record_failure(piece, Step(text, FAIL, failure_digest(str(error.__cause__))))
             raise
         self.lastrowid = rowid or self.lastrowid
         if piece.kind == SCHEMA:
@@ -252,6 +254,15 @@ class Mixed:
             self._record(Step(text, SEE, answer_digest(text, rows)))
         rowcount = changed if piece.kind == WRITE else -1
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
+
+    def _record_failure(self, piece: Compiled, step: Step) -> None:
+        """Record a failed statement; the nodes undo what a write has left, as ``_watched`` does here."""
+        may_leave = _may_write(piece)
+        steps = (*map(Step, BEFORE_FAILURE), step, *map(Step, AFTER_FAILURE)) if may_leave else (step,)
+        for one in steps:
+            self._record(one)
+        if may_leave:
+            self._schema_changed()  # as the nodes do after each of these steps
 
     @contextmanager
     def _altering(self, text: str) -> Iterator[None]:
@@ -285,7 +296,7 @@ class Mixed:
 
         Return its rows, an estimate of their bytes, and for a write how many rows it changed and the last rowid.
         """
-        if piece.kind != WRITE and not piece.fills:
+        if not _may_write(piece):
             return *self._executor.run_piece(piece, (), room, allowed), 0, 0
         db, texts = self._db, WrittenTexts(self._db)
         self._drawn = self._drawn or DrawnIds(db)
@@ -452,6 +463,10 @@ def _tokens(sql: str) -> list[Token]:
         return tokens(sql)
     except NotTokensError as error:
         raise UnsupportedError(f"the statement's parameters cannot be derived from it: {error}", sql=sql) from None
+
+
+def _may_write(piece: Compiled) -> bool:
+    return piece.kind == WRITE or piece.fills
 
 
 def _rests_on_definitions(piece: Compiled, error: ConstraintError | SqlError) -> bool:

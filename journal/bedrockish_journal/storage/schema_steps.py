@@ -33,6 +33,10 @@ RESET = (KEYS_ON, DEFER_OFF, LEGACY_OFF)
 MARK = "bedrockish_in_force"
 """The savepoint around the statements of a change; no statement may use its name."""
 _PART = f"{MARK}_part"
+BEFORE_FAILURE, AFTER_FAILURE = (f"SAVEPOINT {_PART}",), (f"ROLLBACK TO {_PART}", f"RELEASE {_PART}")
+"""They stand around a write that failed. A module, and a foreign key with too many levels, leave a part of its rows,
+which the leader removed. They are steps, so that nodes of every release remove it, and keep it where a journal lacks
+them."""
 BROKEN = "FOREIGN KEY constraint failed"
 DATA = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """The errors that the data can cause, on every node alike; other errors of SQLite may concern one node only."""
@@ -134,7 +138,7 @@ def _run(db: apsw.Connection, steps: Sequence[Step], *, unchecked: bool) -> str:
         else:
             drawn = drawn or DrawnIds(db)
             with drawn:
-                failure = _check(db, step) if step.kind != FAIL else _check_failure(db, step)
+                failure = _check(db, step)
             if drawn.table:
                 failure = failure or WHY.format(drawn.table)
             if failure:
@@ -160,20 +164,6 @@ def _check(db: apsw.Connection, step: Step) -> str:
             return f"fails: {error}"
         told = failure_digest(str(error))
     return "" if told == step.told else "gives another answer now"
-
-
-def _check_failure(db: apsw.Connection, step: Step) -> str:
-    """Run a statement that failed at the leader, as ``_check`` does, and undo what it has written.
-
-    A module, and a foreign key with too many levels, leave a part of the statement's rows; the leader removed it.
-    """
-    db.execute(f"SAVEPOINT {_PART}")
-    try:
-        return _check(db, step)
-    finally:
-        if db.in_transaction:
-            db.execute(f"ROLLBACK TO {_PART}")
-            db.execute(f"RELEASE {_PART}")
 
 
 def put_in_force(db: apsw.Connection, statements: Sequence[str]) -> None:

@@ -615,10 +615,14 @@ def test_failed_sync_of_a_checkpoint_is_damage(make_node: MakeNode, monkeypatch:
         node.engine.wal.checkpoint()
 
 
-def test_frames_that_a_reader_holds_back_are_written_again_at_a_start(
-    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reads_the_end", [False, True])
+def test_frames_of_an_earlier_process_are_written_again_at_a_start_before_they_are_copied(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, reads_the_end: bool
 ) -> None:
-    """The last sync of the process before may have failed: then the kernel writes only what is written again."""
+    """The last sync of the process before may have failed: then the kernel writes only what is written again.
+
+    A reader of the log's end lets the node copy all frames, but not start the log over: later commits follow them.
+    """
     node = make_node()
     node.run(SCHEMA)
     node.save()
@@ -628,12 +632,19 @@ def test_frames_that_a_reader_holds_back_are_written_again_at_a_start(
     for _ in range(300):
         node.run("INSERT INTO t(filler) VALUES (zeroblob(5000))")
     node.save()
+    if reads_the_end:
+        reader.execute("ROLLBACK")
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM t").fetchall() == [(300,)]
     end = 32 + node.engine.wal.frames * FRAME_BYTES
     node.engine.close()
     before = wal_of(node.path).read_bytes()
     written, real = bytearray(end), os.pwrite
 
+    length = node.path.stat().st_size
+
     def write(file: int, data: bytes, place: int) -> int:
+        assert node.path.stat().st_size == length, "no frame was copied before"
         done = real(file, data[:100_000], place)
         written[place : place + done] = data[:done]
         return done

@@ -42,9 +42,10 @@ class Wal:
         self._checkpointer: apsw.Connection | None = None
         self._file = db.filename
         # Count the frames that a killed process left in the WAL: workspaces read the WAL by themselves.
-        self.frames, copied = (max(0, one) for one in db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE))
-        if copied < self.frames:  # a program that reads the file holds the checkpoint back
+        self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_NOOP)[0])
+        if self.frames:
             self._write_again()
+        db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
         self._copied_at = self.frames  # frames when the last background checkpoint began
         self._copied = self.frames  # how many frames the last checkpoint has copied
         self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
@@ -59,7 +60,8 @@ class Wal:
         """Write all frames again, with the bytes that they have, before the node's first sync.
 
         The sync at which an earlier process of the node ended may have failed: the kernel then counts the pages as
-        written, and the next sync would succeed without them. Frames that a checkpoint has copied are durable anyway.
+        written, and the next sync would succeed without them. After a power failure SQLite would take the log's durable
+        beginning alone: without the later commits, and over the newer pages that a checkpoint had copied.
         """
         end = WAL_HEADER_BYTES + self.frames * FRAME_BYTES
         try:

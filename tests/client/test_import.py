@@ -4,17 +4,19 @@ import itertools
 import os
 import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 import trio
 
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.engine.statements.import_check import misfits
-from bedrockish.transfer.load_database import batches, knots, parents_first
+from bedrockish.transfer.load_database import batches, broken, knots, parents_first
 from tests.client.test_shell import PROGRAM, run
 from tools.cluster import LocalCluster, clean_environment, local_cluster
 
@@ -260,6 +262,18 @@ def test_backup_of_one_cluster_is_imported_into_another(
     assert imported.returncode == 0, imported.stderr
     assert list(other.execute("SELECT * FROM pet")) == [(1, "Rex", 1.5), (2, None, None)]
     assert other.execute("SELECT name FROM sqlite_schema WHERE type = 'index'").value() == "pet_name"
+
+
+def test_check_of_rows_waits_for_a_program_that_writes_the_file(tmp_path: Path) -> None:
+    """Otherwise the import would begin, and stop at the rows that break the constraint."""
+    path = tmp_path / "busy.db"
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("CREATE TABLE t(a CHECK (a > 0)); PRAGMA ignore_check_constraints = ON; INSERT INTO t VALUES (-1)")
+        db.execute("BEGIN EXCLUSIVE")
+        end = threading.Timer(0.3, db.execute, ["ROLLBACK"])
+        end.start()
+        assert broken(path) == ["CHECK constraint failed in t"]
+        end.join()
 
 
 def test_import_lists_unsupported_tables_before_it_writes(node: LocalCluster, db: Connection, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def open_to_check(path: Path) -> Connection:
         SqliteError: the file cannot be opened.
     """
     db = Connection(f"{path.absolute().as_uri()}?mode=rw", flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
+    db.set_busy_timeout(5_000)
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     db.pragma("query_only", True)
     return db

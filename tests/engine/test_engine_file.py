@@ -21,7 +21,7 @@ from bedrockish.engine.batch import FRAMES as BATCH_FRAMES
 from bedrockish.engine.storage import wal as wal_module
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.wal import FRAME_BYTES, RESERVE_BYTES, RESERVE_LEAST
-from bedrockish.errors import ConfigError, DamagedError
+from bedrockish.errors import ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.wal_readers import HELD_FRAMES_MIN, describe_held_wal, readers_of
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
@@ -615,6 +615,28 @@ def test_failed_sync_of_a_checkpoint_is_damage(make_node: MakeNode, monkeypatch:
         node.engine.wal.checkpoint()
 
 
+def test_log_that_cannot_be_written_at_a_start_stays_closed(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node opens its file again and again until there is room."""
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    (tmp_path / "left").mkdir()
+    left = tmp_path / "left" / node.path.name
+    shutil.copy(node.path, left)
+    shutil.copy(wal_of(node.path), wal_of(left))
+
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", write)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(NoRoomError, match="-wal cannot be written"):
+        Engine.open(left, founding=None)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize("reads_the_end", [False, True])
 def test_frames_of_an_earlier_process_are_written_again_at_a_start_before_they_are_copied(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, reads_the_end: bool
@@ -639,9 +661,7 @@ def test_frames_of_an_earlier_process_are_written_again_at_a_start_before_they_a
     end = 32 + node.engine.wal.frames * FRAME_BYTES
     node.engine.close()
     before = wal_of(node.path).read_bytes()
-    written, real = bytearray(end), os.pwrite
-
-    length = node.path.stat().st_size
+    written, real, length = bytearray(end), os.pwrite, node.path.stat().st_size
 
     def write(file: int, data: bytes, place: int) -> int:
         assert node.path.stat().st_size == length, "no frame was copied before"

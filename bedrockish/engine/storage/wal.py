@@ -43,9 +43,13 @@ class Wal:
         self._file = db.filename
         # Count the frames that a killed process left in the WAL: workspaces read the WAL by themselves.
         self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_NOOP)[0])
-        if self.frames:
-            self._write_again()
-        db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+        try:
+            if self.frames:
+                self._write_again()
+            db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except BaseException:
+            self.close()  # a node that lacks room opens its file again and again
+            raise
         self._copied_at = self.frames  # frames when the last background checkpoint began
         self._copied = self.frames  # how many frames the last checkpoint has copied
         self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames

@@ -30,7 +30,7 @@ from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.waiters import Waiters
-from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
+from bedrockish.node.scheduling.workers import WorkerPool, caller_has_gone, is_bulky
 from bedrockish.node.transactions.command_ids import check_removed, check_request
 from bedrockish_journal.model.changes import decode_steps
 from bedrockish_journal.model.entry import Entry
@@ -175,6 +175,8 @@ class Executions:
     def _prepare(self, request_id: int, waiter: Waiter, clock: int, others: list[Waiter]) -> Prepared | None:
         """Execute a request, and ``others`` with it if it is short; return the result, None if a worker delivers it."""
         node, request = self._node, waiter.request
+        if waiter.is_left:
+            raise caller_has_gone(request.command)
         if waiter.prepare is not None:
             prepared = _checked(request, waiter.prepare())
             if not others:

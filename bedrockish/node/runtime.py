@@ -284,6 +284,7 @@ class Runtime:
         """Stop the long reads of a client that has gone; its writes go on, because it may ask for their outcome."""
         for number, waiter in list(self.waiters.open.items()):
             if waiter.owner is owner and only_reads(waiter.request):
+                waiter.is_left = True  # if its turn is still to come
                 self.workers.leave_request(number)
 
     def submission(

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from bedrockish.api.requests import Answer
+from bedrockish.errors import BedrockishError, DeadlineError
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from tests.node.test_durability import open_runtime, request
 
@@ -47,4 +49,33 @@ async def test_single_request_does_not_wait_for_a_busy_client(tmp_path: Path, mo
     for owner in ("greedy", "greedier"):
         mine = [name for name in answered if name.startswith(f"{owner} ")]
         assert mine == [f"{owner} {number}" for number in range(READS)]
+    engine.close()
+
+
+async def test_read_whose_client_goes_before_its_turn_is_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed program's reads that were still queued went to the workers; a write goes on."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    answered: dict[str, Answer | BedrockishError] = {}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+        runtime.workers.took_long(endless)  # so that no turn begins with it
+        for name, sql, owner in (
+            ("long", endless, "gone"),
+            ("write", "INSERT INTO t VALUES (1, 1)", "gone"),
+            ("other", "SELECT count(*) FROM sqlite_schema", "it"),
+        ):
+            runtime.begin(request(sql, name), partial(answered.__setitem__, name), owner=owner)
+        runtime.end_reads("gone")
+        with trio.fail_after(20):
+            while len(answered) < 3:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert runtime.workers.counts["worker_runs"] == 0
+    assert isinstance(answered["long"], DeadlineError)
+    assert isinstance(answered["write"], Answer)
+    assert isinstance(answered["other"], Answer)
     engine.close()

@@ -56,7 +56,8 @@ class Waiter:
 
     ``done`` is called with the answer when it may be sent. ``prepare`` executes the request instead of the engine.
     ``shares``: whether the result of ``prepare`` may be merged with those of other requests. ``held``: the bytes of a
-    large request's effects and answer. ``owner``: the link of a client's request.
+    large request's effects and answer. ``owner``: the link of a client's request. ``is_left``: whether the
+    request is a read of a client that has gone.
     """
 
     request_id: int
@@ -68,6 +69,7 @@ class Waiter:
     held: int = 0
     shares: bool = False
     owner: object = None
+    is_left: bool = False
 
 
 @dataclass(slots=True)

@@ -109,6 +109,11 @@ def leaving() -> UnavailableError:
     return UnavailableError("the node is stopping; the request did not happen: send it to another node")
 
 
+def caller_has_gone(command: str) -> DeadlineError:
+    """Return the error for a read whose caller no longer waits for its answer."""
+    return DeadlineError(f"the caller of command {command} has gone; the command did not happen")
+
+
 class WorkerPool:
     """Runs jobs in the background workers of one node.
 
@@ -251,9 +256,8 @@ class WorkerPool:
             self._leave(job)
 
     def _leave(self, job: Job) -> None:
-        command = job.request.command
         self._stop(job)
-        self._finish_job(job, DeadlineError(f"the caller of command {command} has gone; the command did not happen"))
+        self._finish_job(job, caller_has_gone(job.request.command))
 
     def describe(self) -> dict[str, int]:
         """Return the numbers of running, waiting and stuck jobs."""

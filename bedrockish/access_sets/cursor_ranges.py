@@ -395,7 +395,7 @@ class _Reader:
         more = self._fields(registers, found, by_rows=True, not_null=self._not_null(op))
         if not fields:
             if isinstance(found, Table) and registers:
-                known = self._only_known_rows(op.p1, registers[0], found)
+                known = self._only_known_rows(op, registers[0], found)
                 if known is not None:
                     return known
             read = _whole(found, f"{op.name} by a value from another row")
@@ -425,12 +425,12 @@ class _Reader:
         made = self._made.get(op.p3, [])
         return list(range(made[0].p1, made[0].p1 + made[0].p2)) if len(made) == 1 else []
 
-    def _only_known_rows(self, cursor: int, register: int, table: Table) -> list[Dependent] | None:
+    def _only_known_rows(self, op: Op, register: int, table: Table) -> list[Dependent] | None:
         """Return the reads of a seek by rowid; None if the rowid may have an unknown source.
 
         A rowid that comes from a row of the same table adds no read, because that row was read already.
         """
-        atoms = self._registers.values(self._number, register)
+        atoms = self._fetched_rowid(op, table) or self._registers.values(self._number, register)
         if atoms is None:
             return None
         others: list[CursorId] = []
@@ -446,8 +446,19 @@ class _Reader:
             else:
                 return None
         for other in others:
-            self._add_rows(cursor, other)
+            self._add_rows(op.p1, other)
         return reads
+
+    def _fetched_rowid(self, seek: Op, table: Table) -> frozenset[Atom]:
+        """Return the rowid of a row of the table that the instruction before a seek reads; empty if there is none.
+
+        SQLite uses the register again later: in an upsert for a column, whose values are no rowids of this seek.
+        """
+        before = self._program[seek.address - 1]
+        cell = Cell(self._number, before.p1, ROWID)
+        if seek.address in self._targets or before.name not in ("IdxRowid", "Rowid") or before.p2 != seek.p3:
+            return frozenset()
+        return frozenset({Atom("column", cell)}) if self._is_rowid_of(cell, table) else frozenset()
 
     def _is_rowid_of(self, cell: Cell, table: Table) -> bool:
         if cell.column != ROWID or cell.program != self._number:

@@ -4,20 +4,10 @@ import threading
 
 import apsw
 
-from bedrockish.engine.statements.rowid_allocator import LEASE_MAX, AutoIds
-from bedrockish.errors import UsageError
+from bedrockish.engine.statements.rowid_allocator import LEASE_MAX, AutoIds, IdsNeededError
 
 __all__ = ["LEASE", "LEASE_MAX", "Given", "IdsNeededError", "LeasedIds"]
 LEASE = 64  # the least number of ids in one lease
-
-
-class IdsNeededError(UsageError):
-    """Raised internally when a statement needs new row ids and the lease of ids is used up.
-
-    ``details["table"]`` is the table, and the new ids must be greater than ``details["above"]``.
-    """
-
-    code = "ids_needed"
 
 
 class Given(threading.local):

@@ -107,6 +107,15 @@ def test_rows_that_an_update_collects_first_are_in_its_read_set(db: apsw.Connect
     assert points <= {b"t:items\0" + encode(None)}
 
 
+def test_upsert_reads_no_row_whose_rowid_is_the_counter(db: apsw.Connection) -> None:
+    """Such a counter conflicted with the writers of the rows whose rowids were its old and its new value."""
+    db.execute("CREATE TABLE counted(id INTEGER PRIMARY KEY, name TEXT UNIQUE, n INTEGER)")
+    db.execute("INSERT INTO counted VALUES (1, 'a', 5), (5, 'b', 1), (6, 'c', 1)")
+    sql = "INSERT INTO counted VALUES (77, ?, 5) ON CONFLICT(name) DO UPDATE SET n = n + 1"
+    points, ranges = reads(db, sql, "a")
+    assert (points, ranges) == (set(), entries("sqlite_autoindex_counted_1", "a"))
+
+
 def test_joins_of_several_levels_are_followed(db: apsw.Connection) -> None:
     sql = (
         "SELECT * FROM customers c JOIN orders o ON o.customer = c.id JOIN items i ON i.order_id = o.id "

@@ -637,6 +637,16 @@ def test_transaction_by_path_begins_without_a_token(node: LocalNode) -> None:
             assert here(db).has_any
 
 
+def test_first_row_without_an_id_reads_only_its_own_keys(node: LocalNode, db: Connection, table: str) -> None:
+    """The run before ids were leased counted as a read of the table, so that new sessions lost to any writer."""
+    upsert = f"INSERT INTO {table}n(name, n) VALUES (?, 1) ON CONFLICT(name) DO UPDATE SET n = n + 1"
+    db.execute(f"CREATE TABLE {table}n(id INTEGER PRIMARY KEY, name TEXT UNIQUE, n INTEGER)")
+    db.execute(f"INSERT INTO {table}n(name, n) VALUES ('other', 1)")
+    with bedrockish.connect(node.database, token=db.token) as fresh, fresh.transaction() as transaction:
+        transaction.execute(upsert, ("mine",))
+        db.execute(f"UPDATE {table}n SET n = n + 1 WHERE name = 'other'")
+
+
 def test_transaction_of_a_program_has_the_bound_on_changes_of_its_node(tmp_path: Path) -> None:
     """A refused statement leaves the transaction as it was."""
     limits = {"changes_bytes_max": 40 << 20, "result_bytes_max": 1 << 20}

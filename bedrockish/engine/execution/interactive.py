@@ -35,6 +35,7 @@ from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.classify import READ, SCHEMA, TEMPORARY, WRITE, Compiled
+from bedrockish.engine.statements.rowid_allocator import IdsNeededError
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -665,7 +666,8 @@ class Interactive:
         if self._restore():
             work.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
             return
-        work.sets.read(piece, params, failed=True)
+        if not isinstance(error, IdsNeededError):  # else the statement runs again at once, with ids
+            work.sets.read(piece, params, failed=True)
         lastrowid, refusal, partly = db.last_insert_rowid(), capture.failure, False
         changes, touched = capture.stop()
         if isinstance(error, ConstraintError):

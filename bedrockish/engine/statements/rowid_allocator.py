@@ -28,6 +28,15 @@ STRIPES_MIN = 16  # the least number of stripes, so that it does not change whil
 LEASE_MAX = 1_000  # ids that a program gets at a time
 
 
+class IdsNeededError(UsageError):
+    """Raised internally when a statement needs new row ids, and those leased to the program are used up.
+
+    ``details["table"]`` is the table, and the new ids must be greater than ``details["above"]``.
+    """
+
+    code = "ids_needed"
+
+
 def stripe(node: str, members: Iterable[str]) -> tuple[int, int]:
     """Return the number of stripes, a power of two, and a node's stripe: its number, from 1, among all names in order.
 

@@ -21,6 +21,10 @@ class RowMismatchError(Exception):
     """Raised when a change does not find the row that it expects; a replay adds the entry that has the change."""
 
 
+_KEY_COLLATIONS = """SELECT one.coll FROM pragma_index_list(?) AS listed, pragma_index_xinfo(listed.name) AS one
+  WHERE listed.origin = 'pk' AND one.key ORDER BY one.seqno"""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """The layout of a user's table."""
@@ -33,12 +37,15 @@ class Table:
     alias: str | None  # the INTEGER PRIMARY KEY column, which is the rowid itself; None if the table has no such column
     # Column -> the SQL expression around the parameter for its value, such as ``vec_int8(?)``; only where needed.
     marks: Mapping[str, str] = field(default_factory=dict)
+    # The collations of the key's columns, if the table has no name of a rowid: a key may distinguish values that are
+    # equal by the collation of their column.
+    collations: tuple[str, ...] = ()
 
     @property
     def key_columns(self) -> list[str]:
-        """The columns that identify a row, in SQL: the rowid, or those of the primary key."""
+        """The columns that identify a row, in SQL: the rowid, or those of the primary key with their collations."""
         if self.rowid is None:
-            return [quote(name) for name in self.primary]
+            return [f"{quote(name)} COLLATE {one}" for name, one in zip(self.primary, self.collations, strict=True)]
         return [self.rowid if self.rowid in ROWID_NAMES else quote(self.rowid)]
 
 
@@ -94,6 +101,8 @@ def describe(db: apsw.Connection, name: str, without_rowid: bool) -> Table:
     rowid = None if without_rowid else (free[0] if free else alias)
     generated = frozenset(column for column, _, _, hidden in info if hidden in (2, 3))
     table = Table(name, columns, generated, primary, rowid, alias)
+    if rowid is None and primary:
+        table = replace(table, collations=tuple(quote(str(one)) for (one,) in db.execute(_KEY_COLLATIONS, (name,))))
     virtual = next((one for one in virtual_tables(db, name) if one.module == VEC0), None)
     if virtual is None:
         return table

@@ -404,9 +404,8 @@ def _digest(db: apsw.Connection) -> str:
     for table in user_tables(db):
         total.update(cbor2.dumps(["rows of", table.name]))
         columns = [quote(column) for column in table.columns]
-        order = ", ".join(map(quote, table.primary)) or ", ".join(columns)
+        order = ", ".join(table.key_columns) or ", ".join(columns)
         if table.rowid is not None:
-            (order,) = table.key_columns
             columns.insert(0, order)
         for row in select(db, columns, f"FROM {quote(table.name)} ORDER BY {order}"):
             total.update(cbor2.dumps(row))

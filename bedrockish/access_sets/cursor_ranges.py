@@ -450,9 +450,9 @@ class _Reader:
         return reads
 
     def _fetched_rowid(self, seek: Op, table: Table) -> frozenset[Atom]:
-        """Return the rowid of a row of the table that the instruction before a seek reads; empty if there is none.
+        """Return the rowid that the instruction right before a seek reads from a row of the table; empty without one.
 
-        SQLite uses the register again later: in an upsert for a column, whose values are no rowids of this seek.
+        Later SQLite uses the register again: in an upsert for a column, whose values are not rowids of this seek.
         """
         before = self._program[seek.address - 1]
         cell = Cell(self._number, before.p1, ROWID)

@@ -131,9 +131,13 @@ def _key_of(run: Run, table: str) -> list[str]:
     of_key = [row[1] for row in run(f"PRAGMA index_list({quoted(table)})") if row[3] == "pk"]
     if not of_key or not any(row[4] for row in run(f"PRAGMA table_list({quoted(table)})") if row[0] == "main"):
         return []
-    # The collation of the key, which may distinguish values that the column's own collation does not.
     columns = [row for row in run(f"PRAGMA index_xinfo({quoted(of_key[0])})") if row[5]]
-    return [f"{quoted(name)} COLLATE {quoted(collation)}" for _, _, name, _, collation, _ in columns]
+    (sql,) = next(iter(run("SELECT sql FROM sqlite_schema WHERE type = 'table' AND lower(name) = lower(?)", (table,))))
+    if "collate" not in str(sql).lower():
+        return [quoted(row[2]) for row in columns]
+    # The collation of the key may distinguish values that the column's own collation does not. With a collation, SQLite
+    # does not use the key for a comparison of several columns.
+    return [f"{quoted(row[2])} COLLATE {quoted(row[4])}" for row in columns]
 
 
 def rows_of(run: Run, table: str, wanted: str) -> Iterator[tuple[Any, ...]]:

@@ -21,7 +21,8 @@ class RowMismatchError(Exception):
     """Raised when a change does not find the row that it expects; a replay adds the entry that has the change."""
 
 
-_KEY_COLLATIONS = """SELECT one.coll FROM pragma_index_list(?) AS listed, pragma_index_xinfo(listed.name) AS one
+_KEY_COLLATIONS = """SELECT one.name, one.coll
+  FROM pragma_index_list(?) AS listed, pragma_index_xinfo(listed.name) AS one
   WHERE listed.origin = 'pk' AND one.key ORDER BY one.seqno"""
 
 
@@ -37,15 +38,18 @@ class Table:
     alias: str | None  # the INTEGER PRIMARY KEY column, which is the rowid itself; None if the table has no such column
     # Column -> the SQL expression around the parameter for its value, such as ``vec_int8(?)``; only where needed.
     marks: Mapping[str, str] = field(default_factory=dict)
-    # The collations of the key's columns, if the table has no name of a rowid: a key may distinguish values that are
-    # equal by the collation of their column.
-    collations: tuple[str, ...] = ()
+    # A column of the primary key -> its collation in the key, if that differs from the column's own: such a key may
+    # distinguish values that the column takes for equal. Empty if the table has a name of a rowid.
+    collations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key_columns(self) -> list[str]:
         """The columns that identify a row, in SQL: the rowid, or those of the primary key with their collations."""
         if self.rowid is None:
-            return [f"{quote(name)} COLLATE {one}" for name, one in zip(self.primary, self.collations, strict=True)]
+            return [
+                f"{quote(name)} COLLATE {quote(self.collations[name])}" if name in self.collations else quote(name)
+                for name in self.primary
+            ]
         return [self.rowid if self.rowid in ROWID_NAMES else quote(self.rowid)]
 
 
@@ -102,11 +106,23 @@ def describe(db: apsw.Connection, name: str, without_rowid: bool) -> Table:
     generated = frozenset(column for column, _, _, hidden in info if hidden in (2, 3))
     table = Table(name, columns, generated, primary, rowid, alias)
     if rowid is None and primary:
-        table = replace(table, collations=tuple(quote(str(one)) for (one,) in db.execute(_KEY_COLLATIONS, (name,))))
+        table = replace(table, collations=_other_collations(db, name))
     virtual = next((one for one in virtual_tables(db, name) if one.module == VEC0), None)
     if virtual is None:
         return table
     return replace(table, rowid=None if without_rowid else columns[0], alias=columns[0], marks=virtual.marks)
+
+
+def _other_collations(db: apsw.Connection, name: str) -> dict[str, str]:
+    """Return the columns of a table's primary key whose collation there is not their own, with that collation.
+
+    SQLite uses the key for a comparison of several columns only if these stand without a collation.
+    """
+    found: dict[str, str] = {}
+    for column, collation in db.execute(_KEY_COLLATIONS, (name,)).fetchall():
+        if db.column_metadata("main", name, str(column))[1].lower() != str(collation).lower():
+            found[str(column)] = str(collation)
+    return found
 
 
 def _has_key_index(db: apsw.Connection, name: str) -> bool:

@@ -13,7 +13,7 @@ import trio
 from bedrockish import Client, open_client
 from bedrockish.api.requests import REMOVE, MemberChange
 from bedrockish.client.transaction import Transaction
-from bedrockish.errors import ConstraintError, UnsupportedError
+from bedrockish.errors import ConstraintError, SqlError, UnsupportedError
 from bedrockish_journal.model.levels import LEVEL
 from tests.cluster.releases import unpack_last_release, unpack_lower_level
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, status_of, until
@@ -248,6 +248,43 @@ async def test_large_transactions_work_beside_the_last_release(tmp_path: Path, l
             assert small >= sum(sums.values()) > 0  # requests in flight at the end may have been committed, too
         judge_files(cluster)
         assert "Traceback" not in "".join(node.log.read_text() for node in cluster.nodes)
+    finally:
+        cluster.stop()
+
+
+async def test_schema_transaction_makes_the_same_tables_at_the_last_release(tmp_path: Path, last: list[Path]) -> None:
+    """The steps around the client's statements have the form that the last release executes, too."""
+    cluster = LocalCluster(tmp_path / "cluster")
+    cluster.write_files()
+    for node in cluster.nodes:
+        node.sources = last
+    try:
+        for node in cluster.nodes:
+            node.start()
+        await ready(cluster)
+        for index in (0, 1):
+            await restart(cluster, index, SOURCES)
+        async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE tree(id INTEGER PRIMARY KEY, up REFERENCES tree ON DELETE CASCADE)")
+            await client.execute(f"{MANY} INSERT INTO tree SELECT i, nullif(i - 1, 0) FROM s")
+            await client.execute("CREATE TABLE item(id INTEGER PRIMARY KEY)")
+            await client.execute("CREATE VIEW items AS SELECT id FROM item")
+            change = await client.begin()
+            await change.execute("CREATE TABLE new(id INTEGER PRIMARY KEY, more DEFAULT 5)")
+            with pytest.raises(SqlError):  # SQLite itself leaves a part of the rows deleted
+                await change.execute("DELETE FROM tree WHERE id = 2")
+            await change.execute("DROP TABLE item")
+            await change.execute("PRAGMA legacy_alter_table = ON")
+            await change.execute("ALTER TABLE new RENAME TO item")
+            await change.commit()
+        await level(cluster)
+        cluster.stop()
+        for node in cluster.nodes:
+            assert rows(node, "SELECT count(*) FROM tree") == [(LARGE_ROWS,)]
+            assert rows(node, "SELECT sql FROM sqlite_schema WHERE name = 'items'") == [
+                ("CREATE VIEW items AS SELECT id FROM item",)
+            ]
+        judge_files(cluster)
     finally:
         cluster.stop()
 

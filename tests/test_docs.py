@@ -37,6 +37,13 @@ def test_every_page_has_one_title() -> None:
     assert not wrong
 
 
+def test_next_release_has_at_most_40_short_entries_in_the_changelog() -> None:
+    """A reader who upgrades reads all of them; details belong to the pages and the commits."""
+    entries = (ROOT / "CHANGELOG.md").read_text().split("## [")[1].split("\n- ")[1:]
+    assert len(entries) <= 40
+    assert not [entry[:60] for entry in entries if len(entry) > 350]
+
+
 def test_relative_links_resolve() -> None:
     """A link to a file leads to a file that is in the tree, and its anchor to a heading."""
     files, wrong = set(tracked()), []

@@ -84,6 +84,9 @@ class ScriptedNode:
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         return await step(request)
 
+    def end_reads(self, owner: object) -> None:
+        """Do nothing when a client has gone: each answer of the script is at hand."""
+
     def status(self) -> dict[str, Any]:
         return {"node": self.name, "nodes": {self.name: {"address": f"127.0.0.1:{self.port}"}}}
 

@@ -18,13 +18,14 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 from bedrockish.api.url import check_path
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.common.forks import watch_forks
 from bedrockish.common.linux import check_linux
 from bedrockish.errors import ConfigError, UnavailableError
-from bedrockish.local.page import Published
+from bedrockish.local.page import Published, socket_path
 
 READY_S, STOP_S, LOOK_S = 60.0, 20.0, 0.02
 SQLITE = b"SQLite format 3\0"  # the first bytes of each SQLite file
@@ -97,6 +98,11 @@ class Node:
     def process(self) -> int:
         """Id of the node's process."""
         return self._process.pid
+
+    @property
+    def url(self) -> str:
+        """URL of the node's Unix socket, for programs and tools of this machine that take a URL."""
+        return f"bedrockish://{quote(socket_path(os.path.abspath(self.path)), safe='')}/"
 
     def connect(self, *, token: bytes | None = None) -> Connection:
         """Open a session on the node's file. See ``bedrockish.connect``."""

@@ -35,6 +35,8 @@ def test_temporary_node_serves_and_leaves_nothing() -> None:
             db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
             db.execute("INSERT INTO t VALUES (1, 'one')")
             assert db.read_here("SELECT a FROM t", None, "session") is not None
+        with bedrockish.connect(running.url) as db:
+            assert db.execute("SELECT a FROM t").value() == "one"
         folder, process = running.path.parent, running.process
         assert folder.exists()
     assert not folder.exists()

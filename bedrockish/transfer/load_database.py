@@ -30,7 +30,7 @@ KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
 ROW_BYTES_MAX = 16 << 20  # the largest row: less than a node takes as one transaction
 AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
 FINDINGS_MAX = 20
-# The beginnings of what SQLite says of rows that break a constraint, such as those from before it was added.
+# How SQLite's check begins its line about a row that breaks a constraint, such as one that was added after the row.
 BROKEN = re.compile(r"CHECK constraint failed in |NULL value in |non-[A-Z]+ value in ")
 LAYOUT = 3  # changed with the way to cut batches, so that no command id stands for two sets of rows
 DEFER = "PRAGMA defer_foreign_keys = ON"

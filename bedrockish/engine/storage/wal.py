@@ -75,11 +75,13 @@ class Wal:
                     written = os.pwrite(self._fd, data, begin)
                     data, begin = data[written:], begin + written
         except OSError as error:
-            if error.errno in NO_ROOM:
-                raise NoRoomError(f"{self._path} cannot be written: {error.strerror}; {FULL}") from error
-            raise DamagedError(
-                f"{self._path} cannot be written: {error.strerror}; check the disk and start the node again"
-            ) from error
+            raise self._failed("written", error) from error
+
+    def _failed(self, what: str, error: OSError) -> DamagedError:
+        """Return the error with which the node stops because the log cannot be ``what``: written or synced."""
+        if error.errno in NO_ROOM:
+            return NoRoomError(f"{self._path} cannot be {what}: {error.strerror}; {FULL}")
+        return DamagedError(f"{self._path} cannot be {what}: {error.strerror}; check the disk and start the node again")
 
     @property
     def held_frames(self) -> int:
@@ -141,12 +143,8 @@ class Wal:
                 )
             os.fdatasync(self._fd)
         except OSError as error:
-            if error.errno in NO_ROOM:
-                raise NoRoomError(f"{self._path} cannot be synced: {error.strerror}; {FULL}") from error
             # After a failed sync the kernel may have dropped the pages: a second sync could succeed without the data.
-            raise DamagedError(
-                f"{self._path} cannot be synced: {error.strerror}; check the disk and start the node again"
-            ) from error
+            raise self._failed("synced", error) from error
 
     def _frames_by_room(self) -> int:
         """Return at how many frames the WAL restarts so that it leaves room on its disk.

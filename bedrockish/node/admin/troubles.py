@@ -472,13 +472,18 @@ def _disk_slow(status: Status) -> str:
     return f"the disk takes {sync_ms / 1000:.1f} s for each sync lately" if sync_ms > SYNC_MS_MAX else ""
 
 
+def _recent(status: Status, kind: str) -> str:
+    """Return how many errors of a kind the node has met in the last ten minutes, and the last one; empty for none."""
+    count = status.get(f"{kind}_errors_recent", 0)
+    return f"{count} times in the last ten minutes, the last one: {status.get(f'{kind}_error_last')}" if count else ""
+
+
 @_trouble(
     "the disk could not read or write",
     "look at the disk and at what the system's log says of it; move the node to another machine if it fails again",
 )
 def _disk_failing(status: Status) -> str:
-    count = status.get("disk_errors_recent", 0)
-    return f"{count} times in the last ten minutes, the last one: {status.get('disk_error_last')}" if count else ""
+    return _recent(status, "disk")
 
 
 @_trouble(
@@ -486,8 +491,7 @@ def _disk_failing(status: Status) -> str:
     "raise the limit that the text names, or end other programs; until then clients use other nodes",
 )
 def _machine_limit(status: Status) -> str:
-    count = status.get("limit_errors_recent", 0)
-    return f"{count} times in the last ten minutes, the last one: {status.get('limit_error_last')}" if count else ""
+    return _recent(status, "limit")
 
 
 @_trouble("the node's program has failed at requests", "find the traceback in the node's log by its id, and report it")

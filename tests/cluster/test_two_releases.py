@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,11 +207,10 @@ async def whole(cluster: LocalCluster, index: int) -> None:
         await client.execute("UPDATE large SET n = n + 1, v = v || 'x'")
 
 
-async def test_large_transactions_work_beside_the_last_release(tmp_path: Path, last: list[Path]) -> None:
-    """A node of either release leads, and both assemble the pieces. While clients write rows of the same table, nodes
-    of this release hold back, and the older one ignores the request to do so.
-    """
-    cluster = LocalCluster(tmp_path / "cluster")
+@asynccontextmanager
+async def half_upgraded(place: Path, last: list[Path]) -> AsyncIterator[LocalCluster]:
+    """Run three nodes; the first two are of this release, and the third one is of the last."""
+    cluster = LocalCluster(place)
     cluster.write_files()
     for node in cluster.nodes:
         node.sources = last
@@ -220,6 +220,16 @@ async def test_large_transactions_work_beside_the_last_release(tmp_path: Path, l
         await ready(cluster)  # founded by that release: two of the present one would found it without the third
         for index in (0, 1):
             await restart(cluster, index, SOURCES)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def test_large_transactions_work_beside_the_last_release(tmp_path: Path, last: list[Path]) -> None:
+    """A node of either release leads, and both assemble the pieces. While clients write rows of the same table, nodes
+    of this release hold back, and the older one ignores the request to do so.
+    """
+    async with half_upgraded(tmp_path / "cluster", last) as cluster:
         sums = {0: 0, 1: 0}
         async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
             await client.execute("CREATE TABLE large(id INTEGER PRIMARY KEY, v TEXT, n INTEGER, small INTEGER)")
@@ -248,22 +258,11 @@ async def test_large_transactions_work_beside_the_last_release(tmp_path: Path, l
             assert small >= sum(sums.values()) > 0  # requests in flight at the end may have been committed, too
         judge_files(cluster)
         assert "Traceback" not in "".join(node.log.read_text() for node in cluster.nodes)
-    finally:
-        cluster.stop()
 
 
 async def test_schema_transaction_makes_the_same_tables_at_the_last_release(tmp_path: Path, last: list[Path]) -> None:
     """The steps around the client's statements have the form that the last release executes, too."""
-    cluster = LocalCluster(tmp_path / "cluster")
-    cluster.write_files()
-    for node in cluster.nodes:
-        node.sources = last
-    try:
-        for node in cluster.nodes:
-            node.start()
-        await ready(cluster)
-        for index in (0, 1):
-            await restart(cluster, index, SOURCES)
+    async with half_upgraded(tmp_path / "cluster", last) as cluster:
         async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
             await client.execute("CREATE TABLE tree(id INTEGER PRIMARY KEY, up REFERENCES tree ON DELETE CASCADE)")
             await client.execute(f"{MANY} INSERT INTO tree SELECT i, nullif(i - 1, 0) FROM s")
@@ -285,8 +284,6 @@ async def test_schema_transaction_makes_the_same_tables_at_the_last_release(tmp_
                 ("CREATE VIEW items AS SELECT id FROM item",)
             ]
         judge_files(cluster)
-    finally:
-        cluster.stop()
 
 
 async def told(client: Client, sql: str, name: str) -> list[tuple[Any, ...]] | None:

@@ -59,6 +59,11 @@ def test_merged_transaction_has_the_keys_changes_and_results_of_all() -> None:
     assert (found.base, found.schema, found.users) == (BASE, 3, ())
 
 
+def test_merged_transaction_lists_a_range_of_several_once() -> None:
+    both = merged(part(writes="a", read_ranges=((b"x", b"y"),)), part(writes="b", read_ranges=((b"x", b"y"),)))
+    assert (names(both), both.access_set) == (["c1"], AccessSet(keys(""), ((b"x", b"y"),), keys("ab"), ()))
+
+
 def test_merged_transaction_has_the_user_of_each_command() -> None:
     other = asked("c1", "ann"), lambda: part(writes="b")
     assert merge((asked("c0"), part(writes="a")), [other], lambda _, one: one, join).users == ("", "ann")

@@ -15,7 +15,7 @@ from tools.cluster import LocalCluster, LocalNode
 def test_commits_of_several_programs_share_a_transaction(
     alone: LocalCluster, node: LocalNode, table: str, by_url: bool
 ) -> None:
-    """Each gets its own place, rows and answer; the journal has the changes of each."""
+    """All have read the same range. Each gets its own place, rows and answer; the journal has the changes of each."""
     commands, until, failures = list[str](), time.monotonic() + 60, list[BaseException]()
     over = threading.Event()
 
@@ -28,6 +28,7 @@ def test_commits_of_several_programs_share_a_transaction(
             with bedrockish.connect(alone.url() if by_url else node.database) as mine:
                 for number in itertools.count(first, 8):
                     opened = mine.begin()
+                    assert opened.execute(f"SELECT * FROM {table}_rules").rows == []
                     opened.execute(f"INSERT INTO {table} VALUES (?, ?, 5)", (number, f"row {number}"))
                     commands.append(opened.command)
                     opened.execute(f"UPDATE {table} SET a = ? WHERE id = ?", (opened.command, number))
@@ -40,6 +41,7 @@ def test_commits_of_several_programs_share_a_transaction(
 
     with bedrockish.connect(alone.url()) as other:
         other.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a UNIQUE, b INTEGER)")
+        other.execute(f"CREATE TABLE {table}_rules(id INTEGER PRIMARY KEY)")
         threads = [threading.Thread(target=write, args=(100 + number,)) for number in range(8)]
         for thread in threads:
             thread.start()

@@ -12,7 +12,7 @@ import pytest
 
 from bedrockish.core.state.settings import approvals_needed
 from tools.sim.history import Histories
-from tools.sim.options import CROWDED, Options, draw_hard_options, draw_options, draw_wide_options
+from tools.sim.options import CONVERSING, CROWDED, Options, draw_hard_options, draw_options, draw_wide_options
 from tools.sim.world import LawBrokenError, World
 from tools.simulate import run_seed
 
@@ -155,6 +155,16 @@ def test_request_for_many_rows_is_not_starved() -> None:
         assert broken is None, f"seed {seed}: {broken}"
         asked += world.counts["reservations"]
     assert asked > 0
+
+
+def test_interactive_transactions_that_read_the_same_range_are_merged() -> None:
+    """Voters drop the votes and the access sets of transactions that have merged, also after recoveries."""
+    merged = 0
+    for seed in range(1, 7):
+        broken, world = run_seed(Options(seed, faults=("kill", "pause", "partition"), **CONVERSING))
+        assert broken is None, f"seed {seed}: {broken}"
+        merged += world.counts["merged"]
+    assert merged > 20
 
 
 @pytest.mark.slow

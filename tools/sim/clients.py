@@ -233,6 +233,9 @@ class Client:
                 return (Statement("scan", self._pair()),), level
             keys = sorted({self._key() for _ in range(luck.randint(1, 3))})
             return (Statement("read", keys),), level
+        if self.world.options.looks and luck.random() < self.world.options.looks:
+            own = f"own {self.name} {luck.randrange(4)}"
+            return (Statement("scan", ("a", "b")), Statement("write", (own, f"{self.name}-{self.count}"))), level
         return tuple(self._write() for _ in range(luck.choice((1, 1, 1, 2, 3)))), level
 
     def _write(self) -> Statement:

@@ -34,6 +34,7 @@ FAULTS = (
 OLDER = 5  # seeds with this remainder modulo 7 have a cluster that begins one release level below the program's
 COMINGS = 3  # seeds with this remainder modulo 11 have a cluster in which nodes join as voters, and leave, all the time
 WINDOW_CONSTANTS = ((packed_commits, "SEGMENT"), (commit_window, "LATEST"), (commit_window, "FEW"))
+TALKING = 8  # seeds with this remainder modulo 11 have many interactive transactions that commit at one moment
 JOURNAL = 3  # seeds with this remainder modulo 5 have clients that read the journal
 STEADY = 6  # seeds with this remainder modulo 13 have a cluster without faults for 12 s
 GATHER_MS = (0.0, 0.0, 2.0, 20.0)
@@ -44,6 +45,13 @@ CROWDED: dict[str, Any] = {
     **{"voters": 3, "learners": 0, "dead": 0, "clients": 16, "wander": 1.0, "think_ms": 2.0, "keys": 20, "hot": 0.0},
     **{"execute_ms": 90.0, "wait_ms": 0.0, "timeout_s": 5.0, "reserve_ms": 300, "load_s": 4.0, "skew_ms": 2_000},
     **{"faults": ("pause", "partition", "kill", "leap"), "fault_every_s": 1.0, "suspect_every_s": 0.0, "alter": 0.0},
+}
+# Many clients of each node commit interactive transactions that read the same range and change different rows.
+CONVERSING: dict[str, Any] = {
+    **{"voters": 3, "learners": 0, "dead": 0, "clients": 16, "wander": 0.0, "think_ms": 2.0, "keys": 40, "hot": 0.0},
+    **{"talks": 0.9, "looks": 0.9, "gather_ms": 20.0, "load_s": 8.0, "fault_every_s": 2.0, "suspect_every_s": 0.2},
+    **{"delay_ms": 1.0, "sync_ms": 1.0, "lose": 0.0, "duplicate": 0.0, "execute_ms": 0.0, "alter": 0.0},
+    **{"timeout_s": 5.0, "stamps": 0.0, "snapshots": 0.0},
 }
 
 
@@ -98,6 +106,9 @@ class Options:
     # this is the chance that a command only asks for its clock.
     stamps: float = 0.0
     talks: float = 0.0  # the chance that a command is an interactive transaction
+    # The chance that a writing command only reads a range without rows, the same one for all, and writes a row of its
+    # client's: such transactions are merged if they commit at one moment.
+    looks: float = 0.0
     readers: int = 1  # the number of programs that follow the change feed
     alter: float = 0.0  # the chance that a command changes the schema
     schema_delay_ms: int = 50  # the time from the commit of a schema change until it comes into force
@@ -183,6 +194,8 @@ def draw_options(seed: int) -> Options:
     if seed % 11 == COMINGS:
         options = options.with_(comings=0.8, changes_every_s=0.1, load_s=max(options.load_s, 3.0))
     options = options.with_(gather_ms=Random(f"gather {seed}").choice(GATHER_MS))
+    if seed % 11 == TALKING:
+        options = options.with_(**CONVERSING)
     options = options.with_(window_entries=Random(f"window {seed}").choice((0, 3, 50_000)))
     options = options.with_(segment=Random(f"segment {seed}").choice((0, 2, 5)))
     luck = Random(f"large {seed}")

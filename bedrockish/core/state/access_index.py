@@ -106,7 +106,10 @@ class _Keys(Generic[Name]):
 
 
 class _Ranges(Generic[Name]):
-    """Ranges by the object (table or index) that contains them, each range with its holders."""
+    """Ranges by the object (table or index) that contains them, each range with its holders.
+
+    A peer's access set may list a range several times.
+    """
 
     def __init__(self) -> None:
         self._held: dict[bytes, dict[Range, dict[Name, None]]] = {}  # under b"": ranges over several objects
@@ -116,12 +119,12 @@ class _Ranges(Generic[Name]):
 
     def add(self, ranges: Iterable[Range], name: Name) -> None:
         """Add a holder to ranges."""
-        for one in ranges:
+        for one in dict.fromkeys(ranges):
             self._held.setdefault(_object(one), {}).setdefault(one, {})[name] = None
 
     def remove(self, ranges: Iterable[Range], name: Name) -> None:
         """Remove a holder from ranges."""
-        for one in ranges:
+        for one in dict.fromkeys(ranges):
             held = self._held[_object(one)]
             holders = held[one]
             holders.pop(name, None)

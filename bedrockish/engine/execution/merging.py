@@ -97,9 +97,9 @@ class _Merger:
         sets = [one.access_set for one in self._parts]
         keys = AccessSet(
             frozenset(self._reads),
-            tuple(one for keys in sets for one in keys.read_ranges),
+            tuple(dict.fromkeys(one for keys in sets for one in keys.read_ranges)),
             frozenset(self._writes),
-            tuple(one for keys in sets for one in keys.write_ranges),
+            tuple(dict.fromkeys(one for keys in sets for one in keys.write_ranges)),
         )
         users = tuple(one.user for one in self._requests)
         return replace(

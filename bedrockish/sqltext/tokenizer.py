@@ -131,9 +131,9 @@ def spliced(sql: str, cuts: Iterable[Cut]) -> str:
 
 
 def with_queries(sql: str, found: list[Token], queries: str, cuts: Iterable[Cut]) -> str:
-    """Return a SELECT with ``queries`` first in its WITH, which it may have already, and with parts replaced."""
-    if found[0].is_word("SELECT"):
-        begin, head = found[0].start, f"WITH {queries} "
-    else:
+    """Return a statement with ``queries`` first in its WITH, which it may have already, and with parts replaced."""
+    if found[0].is_word("WITH"):
         begin, head = found[2 if found[1].is_word("RECURSIVE") else 1].start, f"{queries}, "
+    else:
+        begin, head = found[0].start, f"WITH {queries} "
     return spliced(sql, [(begin, begin, head), *cuts])

@@ -39,6 +39,33 @@ def test_the_catalogue_lists_the_user_s_tables(db: apsw.Connection, sql: str, ro
     assert [value for (value,) in db.execute(with_users_tables(sql))] == rows
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO seen SELECT name FROM sqlite_master RETURNING n",
+        "REPLACE INTO seen SELECT name FROM main.sqlite_schema RETURNING n",
+        "WITH a(b) AS (SELECT name FROM sqlite_master) INSERT INTO seen SELECT b FROM a RETURNING n",
+        "UPDATE seen SET n = m.name FROM sqlite_master AS m WHERE m.tbl_name = 't' AND seen.n = m.type RETURNING n",
+        "DELETE FROM seen WHERE n IN (SELECT type FROM sqlite_master) RETURNING substr(n, -2) = 'ex'",
+        "VALUES ((SELECT name FROM sqlite_master LIMIT 1)), ((SELECT max(name) FROM sqlite_temp_master))",
+    ],
+)
+def test_a_statement_that_writes_finds_the_user_s_tables(db: apsw.Connection, sql: str) -> None:
+    db.execute("CREATE TEMP TABLE seen(n); INSERT INTO seen VALUES ('table'), ('index'), ('view')")
+    found = [value for (value,) in db.execute(with_users_tables(sql))]
+    assert found == {"VALUES": ["t", "seen"], "DELETE": [0, 1]}.get(sql[:6], ["t", "i"])
+
+
+def test_the_catalogue_is_not_writable_by_a_rewritten_statement(db: apsw.Connection) -> None:
+    for sql in (
+        "DELETE FROM sqlite_master",
+        "UPDATE main.sqlite_schema SET sql = ''",
+        "INSERT INTO sqlite_schema VALUES (1)",
+    ):
+        with pytest.raises(apsw.SQLError, match="may not be modified"):
+            db.execute(with_users_tables(sql))
+
+
 def test_pragma_table_list_keeps_its_columns(db: apsw.Connection) -> None:
     for sql in ("PRAGMA table_list", "pragma main.table_list;", "PRAGMA temp.table_list"):
         plain, ours = db.execute(sql), db.execute(with_users_tables(sql))

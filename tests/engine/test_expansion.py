@@ -62,6 +62,15 @@ REFUSED = {
         "CREATE TABLE t(x)",
         "CREATE TRIGGER r AFTER INSERT ON t BEGIN {} END".format("SELECT x FROM v11; " * 80),
     ],
+    "a view in a trigger that another trigger fires": [
+        *views(12),
+        "CREATE TABLE t(x)",
+        "CREATE TABLE u(x)",
+        "CREATE TRIGGER first AFTER INSERT ON t BEGIN INSERT INTO u VALUES (1); END",
+        "CREATE TRIGGER r AFTER INSERT ON u BEGIN {} END".format("SELECT x FROM v11; " * 30),
+        "CREATE TRIGGER s AFTER INSERT ON u BEGIN {} END".format("SELECT x FROM v11; " * 30),
+        "INSERT INTO t VALUES (1)",
+    ],
 }  # fmt: skip
 
 
@@ -91,6 +100,17 @@ TAKEN: list[Sequence[str]] = [
     ["CREATE TABLE w(a, b)", "SELECT sum(a) OVER q, max(b) OVER q FROM w WINDOW q AS (PARTITION BY a ORDER BY b)"],
     ["CREATE TABLE k(a, b CHECK (b IN (1, 2)), c AS (a + b), UNIQUE (a, b))", "INSERT INTO k(a, b) VALUES (1, 2)"],
     ["CREATE VIEW a AS SELECT * FROM b", "CREATE VIEW b AS SELECT * FROM a"],
+    [
+        "CREATE TABLE t(x, y)",
+        "CREATE TABLE log(x)",
+        *(
+            f"CREATE TRIGGER r{n} AFTER UPDATE ON t WHEN old.x <> {n} BEGIN "
+            "INSERT INTO log VALUES (old.x); UPDATE t SET y = new.x WHERE y = old.x; END"
+            for n in range(40)
+        ),
+        "INSERT INTO t VALUES (1, 2)",
+        "UPDATE t SET x = 3",
+    ],
 ]  # fmt: skip
 
 
@@ -122,6 +142,24 @@ def test_expanded_size_changes_with_the_schema(node: TestNode) -> None:
     assert size() > before
     node.run("DROP VIEW v8")
     assert size() == 0
+
+
+def test_triggers_of_a_table_add_up(node: TestNode) -> None:
+    def size(sql: str) -> int:
+        return node.engine._executor.texts._guard.expansion.added(sql)
+
+    node.run("CREATE TABLE t(x)")
+    node.run("CREATE TABLE u(x)")
+    for n in range(10):
+        node.run(
+            f"CREATE TRIGGER t{n} AFTER INSERT ON t BEGIN DELETE FROM t WHERE x = {n}; INSERT INTO u VALUES (1); END"
+        )
+    ten = size("INSERT INTO t VALUES (1)")
+    assert size("INSERT INTO t SELECT a.x FROM t a, t b") == ten
+    node.run("CREATE TRIGGER t10 AFTER INSERT ON t BEGIN DELETE FROM t WHERE x = 10; INSERT INTO u VALUES (1); END")
+    assert size("INSERT INTO t VALUES (1)") == ten // 10 * 11
+    node.run("CREATE TRIGGER u0 AFTER INSERT ON u BEGIN {} END".format("DELETE FROM u WHERE x = 2; " * 20))
+    assert size("INSERT INTO t VALUES (1)") == ten // 10 * 11 + size("INSERT INTO u VALUES (1)")
 
 
 @pytest.mark.parametrize("mention", ['"É""w"', '"É""W"', '`É"w`', '[É"W]', "'É\"W'"])

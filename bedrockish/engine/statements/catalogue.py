@@ -15,6 +15,7 @@ _WORD = PREFIX.rstrip("_")
 _LISTED = f"SELECT schema, name, type, ncol, wr, strict FROM {{}}pragma_table_list WHERE name {_OWN}"
 _TEMPORARY = frozenset({"sqlite_temp_master", "sqlite_temp_schema"})
 _FILTERED = frozenset({"sqlite_master", "sqlite_schema", "pragma_table_list", *_TEMPORARY})
+_VERBS = ("SELECT", "WITH", "VALUES", "INSERT", "REPLACE", "UPDATE", "DELETE")  # of statements that may have a WITH
 
 
 @lru_cache(500)
@@ -22,7 +23,7 @@ def with_users_tables(sql: str) -> str:
     """Return a statement that lists tables, changed so that it lists only users' tables.
 
     The statement is returned unchanged if it names a system table, or asks for all columns and for rowids. Only a
-    single statement that reads is changed.
+    single statement that reads or changes rows is changed.
     """
     lower = sql.lower()
     if _WORD in lower or not any(
@@ -43,7 +44,7 @@ def with_users_tables(sql: str) -> str:
             return sql
         listed = _LISTED.format("")
         return listed if len(names) == 1 else f"{listed} AND schema = '{names[0]}'"
-    if not found[0].is_word("SELECT", "WITH"):
+    if not found[0].is_word(*_VERBS):
         return sql
     asks_rowid = any((token.name or "").lower() in ROWID_NAMES for token in found)
     stars = any(token.text == "*" and found[place - 1].text != "(" for place, token in enumerate(found))
@@ -51,7 +52,7 @@ def with_users_tables(sql: str) -> str:
 
 
 def _filtered(sql: str, found: list[Token], rowid: str) -> str:
-    """Return a SELECT with the catalogues that it reads filtered, and without the qualifier in front of their names."""
+    """Return a statement with the catalogues that it reads filtered, without the qualifier in front of their names."""
     cuts: list[Cut] = []
     schemas: dict[str, str] = {}
     for place, token in enumerate(found):

@@ -18,6 +18,7 @@ from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.catalogue import with_users_tables
+from bedrockish.engine.statements.defined_name import check_defined_name
 from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened
@@ -368,6 +369,7 @@ class Guard:
         if hidden:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
         sql = sql[statement_start(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
+        check_defined_name(sql)
         sql = sql if ours else with_users_tables(opened(sql) if is_limited else sql)
         answered = pragmas.answered(sql, lambda: optimizes and pragmas.lacks_statistics(self._db))
         if answered is not sql and first_word(sql) in ("REINDEX", "VACUUM"):  # not VACUUM INTO: the guard has to see it

@@ -4,11 +4,14 @@ While it compiles, SQLite replaces each mention of such a name by the whole text
 views, each of which names the one before it twice, doubles with each link, so definitions of 500 bytes can take all
 memory. The size is computed in tokens from the texts alone, before SQLite gets the statement. The computed size is
 never too small; it is too large where a column has the name of a view.
+
+SQLite compiles a trigger once for each statement that may fire it, and once more for each conflict clause with which
+another trigger may fire it, however many triggers lead there. So the triggers of a table add up.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
@@ -32,6 +35,7 @@ _AGGREGATE = re.compile(
 _CONSTRAINT = re.compile(r"\b(?:unique|primary|foreign|references|check)\b", re.IGNORECASE)
 _BETWEEN = frozenset({"NOT", "MATERIALIZED"})
 _QUOTE = re.compile("[\"`']")
+_CLAUSES = ("abort", "fail", "ignore", "replace", "rollback")
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class Expansion:
         self._views: dict[str, Parsed] = {}
         self._columns: dict[str, int] = {}
         self._tables: dict[str, int] = {}
+        self._triggers: dict[str, int] = {}  # table or view -> the tokens of all triggers that writing it may fire
         # The longest part of each name without a quote: a text that has none of these parts mentions none of the names.
         self._parts: set[str] = set()
         if definitions is not None:
@@ -100,12 +105,16 @@ class Expansion:
                 self._add_table(folded(row.name), parsed)
         self._views = {folded(row.name): parsed for row, parsed in rows if row.kind == "view"}
         sizes = self._sizes_of_views(self._views)
+        triggers: dict[str, list[tuple[int, Counter[str]]]] = {}
         for row, parsed in rows:
             if row.kind == "trigger":
-                name = folded(row.table)
-                sizes[name] = sizes.get(name, self._tables.get(name, 0)) + self._size(parsed, sizes)
+                one = self._size(parsed, sizes), parsed.whole.names
+                triggers.setdefault(folded(row.table), []).append(one)
+        fired = {name: _size_of_fired(name, triggers) for name in triggers}
+        self._triggers = {name: size for name, size in fired.items() if size > LIGHT}
         self._tables.update((name, size) for name, size in sizes.items() if size > LIGHT)
-        self._parts = {max(_QUOTE.split(name), key=len) for name in (*self._tables, *self._columns)}
+        names = (*self._tables, *self._columns, *self._triggers)
+        self._parts = {max(_QUOTE.split(name), key=len) for name in names}
 
     def _add_table(self, name: str, table: Parsed) -> None:
         sizes = _sizes_of_columns(table.named)
@@ -153,6 +162,7 @@ class Expansion:
         if parsed is None:
             return 0  # the text has an error, which SQLite reports
         added = self._size(parsed, {}) - parsed.whole.size
+        added += sum(self._triggers.get(name, 0) for name in parsed.whole.tables) if self._triggers else 0
         if added > STATEMENT_TOKENS:
             raise TooLargeError(
                 f"the statement has {added} tokens more once its views, common tables and generated columns are "
@@ -220,6 +230,23 @@ def _is_written_out(row: Definition) -> bool:
     if row.kind in ("view", "trigger"):
         return True
     return row.kind == "table" and row.sql is not None and _MAY_COMPUTE.search(row.sql) is not None
+
+
+def _size_of_fired(table: str, triggers: Mapping[str, Sequence[tuple[int, Counter[str]]]]) -> int:
+    """Return the tokens of all triggers that a statement on a table may fire, given each table's triggers.
+
+    A trigger is its size, with the names that it mentions. Counting ends at ``STATEMENT_TOKENS``.
+    """
+    size, clauses = 0, {"default"}
+    seen, waiting = {table}, [table]
+    while waiting and size <= STATEMENT_TOKENS:
+        for one, names in triggers[waiting.pop()]:
+            size += one
+            clauses.update(clause for clause in _CLAUSES if clause in names)
+            fired = [name for name in names if name in triggers and name not in seen]
+            seen.update(fired)
+            waiting += fired
+    return size * len(clauses)
 
 
 def _sizes_of_columns(texts: Mapping[str, Text]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from tests.engine.nodes import TestNode
 from tools.chaos.faults import FAULTS, MEMBER
 from tools.chaos.power import lose_unsynced
 from tools.chaos.run import Plan, run
+from tools.chaos.visitors import judge, read_events
 
 pytestmark = pytest.mark.cluster
 lasting = pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.slow)])
@@ -97,3 +98,21 @@ async def test_nodes_repair_flipped_bits_in_their_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["kill", "pause", "partition"])
 async def test_reads_have_no_anomaly_under_one_kind_of_fault(fault: str, tmp_path: Path) -> None:
     await chaos(Plan(nodes=3, seconds=60, seed=7, faults=(fault,)), tmp_path, 100)
+
+
+def test_visits_that_are_lost_doubled_or_refused_are_found(tmp_path: Path) -> None:
+    first, second = tmp_path / "visits-A.jsonl", tmp_path / "visits-B.jsonl"
+    first.write_text(
+        '["sent", "a", 1]\n["acknowledged", "a", 1]\n["sent", "a", 2]\n["refused", "a", 2]\n["sent", "a", 3]\n["ackno'
+    )
+    second.write_text('["sent", "b", 1]\n["visits", "stream"]\n["errors of visits", "conflict"]\n')
+    events = read_events([first, second, tmp_path / "visits-C.jsonl"])
+    assert (events.sent, events.acknowledged) == ({("a", 1), ("a", 3), ("b", 1)}, {("a", 1)})
+    assert dict(events.counts) == {"visits: stream": 1, "errors of visits: conflict": 1}
+    assert judge(events, [("a", 1)], {"a": 1}, 0) == []
+    assert judge(events, [("a", 1), ("b", 1)], {"a": 1, "b": 1}, 0) == []
+    assert "are lost" in judge(events, [], {}, 0)[0]
+    assert "twice" in judge(events, [("a", 1), ("a", 1)], {"a": 2}, 0)[0]
+    assert "although they were refused" in judge(events, [("a", 1), ("a", 2)], {"a": 2}, 0)[0]
+    assert "counters differ" in judge(events, [("a", 1)], {"a": 2}, 0)[0]
+    assert "their sum is 7" in judge(events, [("a", 1)], {"a": 1}, 7)[0]

@@ -18,7 +18,7 @@ from bedrockish.errors import BedrockishError, ConflictError, MembershipError, O
 from bedrockish.local.page import READING, Published
 from tools.chaos.cluster import ProxiedCluster
 from tools.chaos.power import lose_unsynced
-from tools.chaos.programs import Program
+from tools.chaos.programs import ProgramProcess
 from tools.chaos.proxy import Line
 from tools.cluster import DemoError, LocalNode
 
@@ -40,7 +40,7 @@ class Faults:
     cluster: ProxiedCluster  # the nodes
     luck: random.Random  # the source of random choices
     kinds: tuple[str, ...] = FAULTS  # the kinds of faults to draw
-    programs: Sequence[Program] = ()  # the programs on the nodes' files; the workload adds more to this list
+    programs: Sequence[ProgramProcess] = ()  # the programs on the nodes' files; the workload adds more to this list
     counts: Counter[str] = field(default_factory=Counter)  # the number of faults, by kind
     deaths: list[str] = field(default_factory=list)  # the last output of nodes that ended without being killed
     former: list[LocalNode] = field(default_factory=list)  # nodes that have left

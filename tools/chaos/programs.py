@@ -51,20 +51,34 @@ class Conversation:
             await self._program.ask("rollback")
 
 
-class Program:
-    """One client whose calls are made in another process; a killed process is replaced by a new one."""
+class ProgramProcess:
+    """A process that has the file of a node open, until it is killed."""
 
-    def __init__(self, dark: set[Path]) -> None:
-        self._dark = dark
+    def __init__(self, database: Path | None = None) -> None:
+        self.database = database  # the file that the process has open, or None
         self._process: subprocess.Popen[bytes] | None = None
-        self._url, self._is_open = "", False
-        self.database: Path | None = None  # the file that the process has open, or None
-        self.token: bytes | None = None  # the session's token
 
     @property
     def is_running(self) -> bool:
         """The state of the process: True while it runs."""
         return self._process is not None and self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it runs; after SIGKILL, wait until it has ended."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+            if number is signal.SIGKILL:
+                self._process.wait()
+
+
+class Program(ProgramProcess):
+    """One client whose calls are made in another process; a killed process is replaced by a new one."""
+
+    def __init__(self, dark: set[Path]) -> None:
+        super().__init__()
+        self._dark = dark
+        self._url, self._is_open = "", False
+        self.token: bytes | None = None  # the session's token
 
     @asynccontextmanager
     async def at(self, url: str, database: Path) -> AsyncIterator["Program"]:
@@ -82,13 +96,6 @@ class Program:
                 with trio.CancelScope(shield=True):
                     await self.ask("close")
             self.database = None
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it runs; after SIGKILL, wait until it has ended."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
-            if number is signal.SIGKILL:
-                self._process.wait()
 
     async def _open(self) -> None:
         self._is_open = False

@@ -2,6 +2,7 @@
 
 import random
 import sqlite3
+import struct
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
@@ -15,16 +16,21 @@ import trio
 from bedrockish import open_client
 from bedrockish.client.compare_nodes import AskRange, NodeComparison, ask_range
 from bedrockish.errors import BedrockishError
+from bedrockish.node.admin.wal_readers import READ_LOCKS, read_locks
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.verify import verify
 from tools.chaos.cluster import ProxiedCluster, proxied_cluster
 from tools.chaos.faults import FAULTS, MEMBER, QUIET_ROWS, Faults
+from tools.chaos.visitors import SCHEMA, SUM, Visitors, judge, read_events
 from tools.chaos.workload import READ, Workload, read_step
 from tools.checker.check import check
 from tools.checker.history import Operation, write_history
 
 LEVEL_S = 60.0  # seconds that the nodes get to become equal after all faults have ended
 HEAL_S = 240.0  # seconds until all tables must be equal: damaged nodes replay their journals, one node after the other
+
+HELD_S = 20.0  # seconds in which the snapshots of the nodes' own reads end
+MARKS_AT, MARKS_END = 100, 120  # the bytes of the read marks in the -shm file
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +71,17 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
     async with proxied_cluster(directory / "nodes", names, settings, is_direct=is_direct) as cluster:
         await cluster.wait_all_ready()
         workload = Workload(cluster, plan.seed, plan.clients, plan.by_file)
-        kinds = tuple(kind for kind in plan.faults if plan.by_file or kind != "program")
-        faults = Faults(cluster, random.Random(plan.seed), kinds, workload.programs)
+        visitors = [_visitors(cluster, index, plan.seed, directory) for index in range(plan.nodes)]
+        workload.programs.extend(visitors)
+        faults = Faults(cluster, random.Random(plan.seed), plan.faults, workload.programs)
         counted: dict[tuple[str, int], Counter[str]] = {}
         await workload.create()
-        await _create_quiet(cluster)
+        await _create_tables(cluster)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch, cluster, counted)
+                for one in visitors:
+                    nursery.start_soon(one.run)
                 await _strike(plan, workload, faults, say)
                 nursery.cancel_scope.cancel()
             say("healed; waiting until all nodes are equal")
@@ -82,6 +91,7 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
             verdict.counts["ms until equal"] = round(1000 * (trio.current_time() - began))
             say("comparing the tables of all nodes")
             verdict.wrong += await _scrub(cluster, verdict.counts)
+            verdict.wrong += await _find_snapshots(cluster)
         finally:
             write_history(directory / "history.jsonl", workload.history)
     verdict.counts |= {**dict(sorted(faults.counts.items())), "bytes that power cuts have taken": faults.lost_bytes}
@@ -89,14 +99,24 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
     verdict.counts |= dict(sum(counted.values(), Counter[str]()))
     verdict.wrong += faults.deaths + workload.strange
     await trio.to_thread.run_sync(_judge, cluster, faults, workload, verdict, directory)
+    await trio.to_thread.run_sync(_judge_visits, cluster, [one.record for one in visitors], verdict)
     return verdict
 
 
-async def _create_quiet(cluster: ProxiedCluster) -> None:
-    """Create the rows whose bits are flipped: no client uses them, so only the scrub can find the damage."""
+def _visitors(cluster: ProxiedCluster, index: int, seed: int, directory: Path) -> Visitors:
+    """Return the visitors of a node; their process is not started."""
+    node = cluster.nodes[index]
+    urls = [cluster.url(number, options="/?connect_timeout=2") for number in range(len(cluster.nodes))]
+    return Visitors(node.database, urls, directory / f"visits-{node.name}.jsonl", seed, cluster.dark)
+
+
+async def _create_tables(cluster: ProxiedCluster) -> None:
+    """Create the visitors' tables, and the rows whose bits are flipped: only the scrub can find the damage there."""
     async with open_client(cluster.url()) as client:
         rows = [f"INSERT INTO quiet VALUES ({row}, 'quiet row {row:04d}')" for row in range(QUIET_ROWS)]
         await client.transact(["CREATE TABLE quiet(id INTEGER PRIMARY KEY, v TEXT)", *rows])
+        for sql in SCHEMA:
+            await client.execute(sql)
 
 
 async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
@@ -159,6 +179,42 @@ async def _watch(cluster: ProxiedCluster, counted: dict[tuple[str, int], Counter
                 said = {f"recoveries {name}": count for name, count in status["recoveries"].items()}
                 counted[node.name, process.pid] = Counter(said)
         await trio.sleep(0.5)
+
+
+async def _find_snapshots(cluster: ProxiedCluster) -> list[str]:
+    """Return the nodes whose files have a reader that stays at one moment although all clients have gone."""
+    held = {node.name: _held_marks(node.database) for node in cluster.nodes}
+    with trio.move_on_after(HELD_S):
+        async with open_client(cluster.url()) as client:
+            while any(held.values()):
+                await client.execute("UPDATE quiet SET v = v WHERE id = 0")
+                for node in cluster.nodes:
+                    held[node.name] &= _held_marks(node.database)
+    return [f"node {name}: a snapshot is left: {marks}" for name, marks in held.items() if marks]
+
+
+def _held_marks(database: Path) -> set[tuple[int, int]]:
+    """Return the read marks of a file that a process has locked: the locked byte, and the last frame that is seen.
+
+    Every snapshot holds the lock of one mark. The marks are those of SQLite's ``WalCkptInfo`` (wal.c).
+    """
+    index = database.with_name(f"{database.name}-shm").read_bytes()[:MARKS_END]
+    marks = struct.unpack_from(f"={len(READ_LOCKS)}I", index, MARKS_AT)
+    return {(byte, marks[byte - READ_LOCKS.start]) for _, byte in read_locks(str(database))}
+
+
+def _judge_visits(cluster: ProxiedCluster, records: list[Path], verdict: Verdict) -> None:
+    """Compare the visitors' records with the file of each stopped node."""
+    events = read_events(records)
+    verdict.counts |= dict(sorted(events.counts.items()))
+    verdict.counts["visits that were acknowledged"] = len(events.acknowledged)
+    wrong = dict[str, None]()  # each once, although all files should have the same rows
+    for node in cluster.nodes:
+        with closing(sqlite3.connect(node.database)) as db:
+            visits = db.execute("SELECT who, number FROM visits").fetchall()
+            totals = dict(db.execute("SELECT who, visits FROM visitors"))
+            wrong |= dict.fromkeys(judge(events, visits, totals, db.execute(SUM).fetchone()[0]))
+    verdict.wrong += list(wrong)
 
 
 def _judge(cluster: ProxiedCluster, faults: Faults, workload: Workload, verdict: Verdict, directory: Path) -> None:

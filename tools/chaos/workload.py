@@ -20,7 +20,7 @@ from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, UnavailableError
 from tools.chaos.cluster import ProxiedCluster
-from tools.chaos.programs import Conversation, Program
+from tools.chaos.programs import Conversation, Program, ProgramProcess
 from tools.checker.history import Operation, Step
 
 SCHEMA = (
@@ -107,7 +107,7 @@ class Workload:
     seed: int  # the seed of all choices of the clients; the results also depend on timing
     clients: int = 3  # the number of clients of each node
     by_file: bool = False  # whether the clients are programs, each on the file of its node
-    programs: list[Program] = field(default_factory=list)  # the programs
+    programs: list[ProgramProcess] = field(default_factory=list)  # the programs
     history: list[Operation] = field(default_factory=list)  # their operations, in the order in which they ended
     errors: dict[str, int] = field(default_factory=dict)  # the number of answers with each error code
     strange: list[str] = field(default_factory=list)  # errors that no fault explains

@@ -24,7 +24,13 @@ def describe_held_wal(database: str, held_frames: int) -> dict[str, Any] | None:
 
 
 def readers_of(database: str) -> list[str]:
-    """Return the other processes that read a database's file now, by number and name; at most ``READERS_MAX``.
+    """Return the other processes that read a database's file now, by number and name; at most ``READERS_MAX``."""
+    processes = {process for process, _ in read_locks(database)} - {os.getpid()}
+    return [_described(process) for process in sorted(processes)[:READERS_MAX]]
+
+
+def read_locks(database: str) -> set[tuple[int, int]]:
+    """Return the locks of all readers of a database's file: the number of the process, and the locked byte.
 
     The -shm file is not opened for that: closing it would drop SQLite's locks in this process.
     """
@@ -32,15 +38,11 @@ def readers_of(database: str) -> list[str]:
         found = os.stat(f"{database}-shm")
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:  # another system than Linux, or no such file
-        return []
+        return set()
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    processes = set[int]()
-    for line in lines:
-        words = line.split()
-        if words[-3] == place and words[-6] == "ADVISORY" and int(words[-2]) in READ_LOCKS:
-            processes.add(int(words[-4]))
-    processes.discard(os.getpid())
-    return [_described(process) for process in sorted(processes)[:READERS_MAX]]
+    every = [line.split() for line in lines]
+    ours = [words for words in every if words[-3] == place and words[-6] == "ADVISORY"]
+    return {(int(words[-4]), int(words[-2])) for words in ours if int(words[-2]) in READ_LOCKS}
 
 
 def _described(process: int) -> str:

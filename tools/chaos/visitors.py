@@ -1,0 +1,299 @@
+"""Clients that stay for one visit: they open a connection, do one thing with it, and leave, often before it is done.
+
+The workload's clients keep their connections and finish their transactions. Visitors hold what a node must release by
+itself: streams that are not read to the end, snapshots, TEMP tables, transactions without COMMIT.
+
+The visitors of a node are threads of one process. Each visit goes to this node's file, or to any node by URL. Transfers
+keep the sum of all pairs at zero, so every read of all pairs shows whether its rows are of one moment. A counter and
+its log show whether acknowledged visits are lost, or happen twice. The process records its visits in a file line by
+line, which outlives it.
+"""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import trio
+
+import bedrockish
+import bedrockish.dbapi
+from bedrockish.client.blocking import Connection
+from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, UnavailableError
+from tools.chaos.programs import ProgramProcess
+from tools.cluster import ROOT, clean_environment
+
+PAIRS = 200  # rows of the table of pairs
+VISITORS = 3  # threads of each process
+PAUSE_S = 0.05  # the longest pause between two visits of a thread, and between two steps of a visit
+RESTART_S = 0.5  # how long a killed process stays away
+CALL_S = 5.0
+SCHEMA = (
+    "CREATE TABLE pairs(id INTEGER PRIMARY KEY, n INTEGER NOT NULL)",
+    f"WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < {PAIRS}) "
+    "INSERT INTO pairs SELECT n, 0 FROM i",
+    "CREATE TABLE visits(id INTEGER PRIMARY KEY AUTOINCREMENT, who TEXT NOT NULL, number INTEGER NOT NULL)",
+    "CREATE TABLE visitors(who TEXT PRIMARY KEY, visits INTEGER NOT NULL)",
+)
+COUNT = (
+    "INSERT INTO visits(who, number) VALUES (?1, ?2)",
+    "INSERT INTO visitors(who, visits) VALUES (?1, 1) ON CONFLICT (who) DO UPDATE SET visits = visits + 1",
+)
+ALL_PAIRS = "SELECT id, n FROM pairs ORDER BY id"
+STREAMED = "SELECT id, n, hex(zeroblob(5000)) FROM pairs ORDER BY id"  # two megabytes: more than one batch of rows
+SUM = "SELECT sum(n) FROM pairs"
+ADD = "UPDATE pairs SET n = n + ? WHERE id = ?"
+
+
+class WrongReadError(Exception):
+    """Raised when a visit reads what no moment of the database contains."""
+
+
+class Visitors(ProgramProcess):
+    """The process of a node's visitors, which is started again after it was killed."""
+
+    def __init__(self, database: Path, urls: list[str], record: Path, seed: int, dark: set[Path]) -> None:
+        super().__init__(database)
+        self.record = record  # the file with a line for each event of the visits
+        self._file, self._urls, self._seed, self._dark = database, urls, seed, dark
+
+    async def run(self) -> None:
+        """Keep the process running until cancelled."""
+        try:
+            while True:
+                if not self.is_running and self._file not in self._dark:  # nothing runs on a machine without power
+                    self._seed += 1000
+                    words = [str(self.record), str(self._seed), str(self._file), *self._urls]
+                    self._process = subprocess.Popen(  # noqa: ASYNC220  it returns at once
+                        [sys.executable, "-m", "tools.chaos.visitors", *words], cwd=ROOT, env=clean_environment()
+                    )
+                await trio.sleep(RESTART_S)
+        finally:
+            self.send(signal.SIGCONT)
+            self.send(signal.SIGKILL)  # at any moment of a visit: the nodes find that their clients are gone
+
+
+@dataclass
+class Events:
+    """The records of visits."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # the visits by kind, and the errors by code
+    # Visitor and number of each counted visit that may have happened, and of those whose COMMIT was answered.
+    sent: set[tuple[str, int]] = field(default_factory=set)
+    acknowledged: set[tuple[str, int]] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)  # wrong reads, and errors that no fault explains
+
+
+def read_events(records: list[Path]) -> Events:
+    """Return what the files of all visitors record; a line that SIGKILL has cut short is left out."""
+    events = Events()
+    for path in records:
+        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+        for line in lines[:-1]:
+            try:
+                kind, *values = json.loads(line)
+            except ValueError:
+                continue  # the rest of a line that was cut short, and the next line
+            match kind:
+                case "sent":
+                    events.sent.add((values[0], values[1]))
+                case "acknowledged":
+                    events.acknowledged.add((values[0], values[1]))
+                case "refused":
+                    events.sent.discard((values[0], values[1]))
+                case "wrong":
+                    events.wrong.append(values[0])
+                case _:
+                    events.counts[f"{kind}: {values[0]}"] += 1
+    return events
+
+
+def judge(events: Events, visits: list[tuple[str, int]], totals: dict[str, int], total_of_pairs: int) -> list[str]:
+    """Return how a file's tables contradict the records of the visits.
+
+    Args:
+        visits: who and number of each row in the log of visits.
+        totals: the counter of each visitor.
+        total_of_pairs: the sum of all pairs.
+    """
+    wrong = list(events.wrong)
+    once = set(visits)
+    if len(once) < len(visits):
+        wrong.append(f"visits: {len(visits) - len(once)} are in the log twice")
+    if lost := events.acknowledged - once:
+        wrong.append(f"visits: {len(lost)} were acknowledged and are lost, for example {sorted(lost)[:3]}")
+    if more := once - events.sent:
+        wrong.append(f"visits: {len(more)} are in the log although they were refused, for example {sorted(more)[:3]}")
+    if dict(Counter(who for who, _ in visits)) != totals:
+        wrong.append("visits: the counters differ from the log")
+    if total_of_pairs != 0:
+        wrong.append(f"pairs: their sum is {total_of_pairs} and not 0")
+    return wrong
+
+
+class _Visitor:
+    """Makes the visits of one thread."""
+
+    def __init__(self, name: str, file: str, urls: list[str], record: IO[str], luck: random.Random) -> None:
+        self._name, self._file, self._urls, self._record, self._luck = name, file, urls, record, luck
+        self._number = 0
+        self._kinds: tuple[Callable[[], None], ...] = (
+            self._stream,
+            self._count,
+            self._count,
+            self._transfer,
+            self._transfer,
+            self._leave,
+            self._temporary,
+            self._snapshot,
+            self._savepoint,
+            self._strict,
+        )
+
+    def run(self) -> None:
+        """Visit until the process is killed."""
+        while True:
+            visit = self._luck.choice(self._kinds)
+            kind = visit.__name__.strip("_")
+            try:
+                visit()
+                self._write("visits", kind)
+            except WrongReadError as error:
+                self._write("wrong", f"a visitor ({kind}) read {error}")
+            except Exception as error:
+                met = error.__cause__ if isinstance(error, bedrockish.dbapi.Error) else error
+                if isinstance(met, ConflictError | UnavailableError | OutcomeUnknownError):
+                    self._write("errors of visits", met.code)
+                else:
+                    self._write("wrong", f"a visitor ({kind}) met {error!r}")
+            self._pause()
+
+    def _write(self, *event: Any) -> None:
+        self._record.write(json.dumps(event) + "\n")
+        self._record.flush()
+
+    def _pause(self) -> None:
+        time.sleep(self._luck.uniform(0, PAUSE_S))
+
+    def _place(self) -> str:
+        return self._file if self._luck.random() < 0.5 else self._luck.choice(self._urls)
+
+    @contextmanager
+    def _connection(self, place: str = "") -> Iterator[Connection]:
+        with bedrockish.connect(place or self._place()) as connection:
+            yield connection
+
+    def _stream(self) -> None:
+        """Read a stream, at times only its beginning."""
+        with self._connection() as db, db.stream(STREAMED) as rows:
+            if self._luck.random() < 0.5:
+                for _ in islice(rows, self._luck.randint(0, PAIRS)):
+                    pass
+                self._pause()
+                return
+            self._check([n for _, n, _ in rows])
+
+    def _check(self, values: list[Any]) -> None:
+        if len(values) != PAIRS or sum(values) != 0:
+            raise WrongReadError(f"{len(values)} pairs with the sum {sum(values)}")
+
+    def _count(self) -> None:
+        """Count some visits, each in one request."""
+        with self._connection() as db:
+            for _ in range(self._luck.randint(1, 5)):
+                self._number += 1
+                visit = [self._name, self._number]
+                self._write("sent", *visit)
+                try:
+                    db.transact([(COUNT[0], visit), (COUNT[1], visit[:1])])
+                except OutcomeUnknownError:
+                    raise
+                except BedrockishError:
+                    self._write("refused", *visit)
+                    raise
+                self._write("acknowledged", *visit)
+
+    def _transfer(self) -> None:
+        """Move an amount from one pair to another in an open transaction."""
+        source, target = self._luck.sample(range(1, PAIRS + 1), 2)
+        with self._connection() as db, db.transaction() as transaction:
+            transaction.execute(ADD, [-7, source])
+            if self._luck.random() < 0.5:
+                self._pause()
+            transaction.execute(ADD, [7, target])
+
+    def _leave(self) -> None:
+        """Leave a transaction without COMMIT, in the middle of a transfer."""
+        with self._connection() as db:
+            transaction = db.begin()
+            transaction.execute(ADD, [-5, self._luck.randint(1, PAIRS)])
+            self._pause()
+
+    def _temporary(self) -> None:
+        """Copy all pairs into a TEMP table, and read it together with the table of pairs."""
+        with closing(bedrockish.dbapi.connect(self._place(), timeout=CALL_S)) as db:
+            db.execute("CREATE TEMP TABLE copied(id INTEGER PRIMARY KEY, n)")
+            db.execute("INSERT INTO copied SELECT id, n FROM pairs")
+            joined = "SELECT c.n FROM copied AS c JOIN pairs USING (id)"
+            self._check([n for (n,) in db.execute(joined).fetchall()])
+            if self._luck.random() < 0.5:
+                db.commit()
+
+    def _snapshot(self) -> None:
+        """Read all pairs twice at one moment."""
+        with self._connection(self._file) as db, db.snapshot():
+            first = db.execute(ALL_PAIRS).rows
+            self._check([n for _, n in first])
+            self._pause()
+            if db.execute(ALL_PAIRS).rows != first:
+                raise WrongReadError("two states within one snapshot")
+
+    def _savepoint(self) -> None:
+        """Undo a half of a transfer by ROLLBACK TO, then transfer."""
+        source, target = self._luck.sample(range(1, PAIRS + 1), 2)
+        with closing(bedrockish.dbapi.connect(self._place(), timeout=CALL_S, isolation_level=None)) as db:
+            for sql, values in (
+                ("BEGIN", ()),
+                ("SAVEPOINT half", ()),
+                (ADD, (100, source)),
+                ("ROLLBACK TO half", ()),
+                (ADD, (-3, source)),
+                (ADD, (3, target)),
+                ("RELEASE half", ()),
+                ("COMMIT", ()),
+            ):
+                db.execute(sql, values)
+
+    def _strict(self) -> None:
+        """Read the sum of all pairs strictly."""
+        with self._connection() as db:
+            if (found := db.execute(SUM, read="strict").value()) != 0:
+                raise WrongReadError(f"pairs with the sum {found}")
+
+
+def main() -> None:
+    """Visit in several threads until the process is killed."""
+    path, seed, file, *urls = sys.argv[1:]
+    with open(path, "a", encoding="utf-8") as record:
+        record.write("\n")  # an earlier process may have been killed in the middle of a line
+        names = [f"{Path(file).stem}{seed}.{number}" for number in range(VISITORS)]
+        visitors = [_Visitor(name, file, urls, record, random.Random(name)) for name in names]
+        threads = [threading.Thread(target=visitor.run) for visitor in visitors]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -64,7 +64,8 @@ class BlockingTransaction:
             yield
         except BaseException:
             if self.is_open:
-                self.run([f"ROLLBACK TO {name}", f"RELEASE {name}"])
+                with suppress(BedrockishError):
+                    self.run([f"ROLLBACK TO {name}", f"RELEASE {name}"])
             raise
         self.execute(f"RELEASE {name}")
 

@@ -102,6 +102,10 @@ class LocalSteps:
         assert what.op in (BEGIN, STATEMENTS)
         return await self._statements(one, what, timeout_s)
 
+    def has(self, command: str) -> bool:
+        """Return whether the transaction of a command is open in this process."""
+        return self.transactions.find(command) is not None
+
     def find(self, command: str) -> LocalTransaction | None:
         """Return the transaction of a command if it is open in this process."""
         found = self.transactions.find(command)

@@ -80,6 +80,11 @@ class Transaction:
         """Whether the transaction can still be committed, as far as this process knows."""
         return self._is_open
 
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the transaction is open at a node or in this process, even if a signal has ended its first step."""
+        return self._is_begun or (self._local is not None and self._local.has(self.command))
+
     async def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:
         """Run one statement, which may also be SAVEPOINT, RELEASE or ROLLBACK TO.
 
@@ -241,7 +246,7 @@ class Transaction:
             BedrockishError: the transaction was not committed.
         """
         self._check_open()
-        if not self._is_begun:
+        if not self._has_begun:
             self._is_open = False
             return Rows((), [])  # no statement was executed, and no node holds the transaction
         reply = await self._step(COMMIT, (), timeout)
@@ -253,7 +258,7 @@ class Transaction:
         """Roll the transaction back; do nothing if it has ended already."""
         if self._is_open or self._error is not None:
             try:
-                if self._is_begun:
+                if self._has_begun:
                     with suppress(BedrockishError):  # if its node is gone, the transaction is rolled back as well
                         await self._step(ROLLBACK, (), timeout)
             finally:

@@ -46,12 +46,12 @@ class Client(Driver, Session):
     async def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AsyncIterator[None]:
         """Let all reads in the block use one snapshot of the node's file. See ``blocking.Connection.snapshot``."""
         local, seconds = self._file(), self._seconds(timeout)
-        level = read or self.target.read
-        await trio.to_thread.run_sync(local.pin, level, lambda: self._core.token, seconds)
+        level, pin = read or self.target.read, local.new_pin()
+        await trio.to_thread.run_sync(local.pin, pin, level, lambda: self._core.token, seconds)
         try:
             yield
         finally:
-            local.unpin()
+            local.unpin(pin)
 
     def _close(self) -> None:
         super()._close()

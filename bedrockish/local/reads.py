@@ -34,7 +34,7 @@ from bedrockish.local import connections
 from bedrockish.local.attached import Attached
 from bedrockish.local.page import SILENT_NS, Facts, Published, now_ns
 from bedrockish.local.program_functions import End, Give, ProgramError
-from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, Reader, seen_by
+from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, Pin, Reader, seen_by
 from bedrockish.sqltext.attach import Order
 
 IDLE_S = 0.1  # a snapshot that is not read for this time is released
@@ -354,13 +354,19 @@ class LocalReads:
             UnavailableError: no durable snapshot was new enough for the session in time.
             UnsupportedError: the level is strict.
         """
-        self.pin(level, token, timeout_s)
+        pin = Pin()
+        self.pin(pin, level, token, timeout_s)
         try:
             yield
         finally:
-            self.unpin()
+            self.unpin(pin)
 
-    def pin(self, level: str, token: Callable[[], Token], timeout_s: float) -> None:
+    @staticmethod
+    def new_pin() -> Pin:
+        """Return a pin for ``pin`` and ``unpin``, to which the frame of the block must refer."""
+        return Pin()
+
+    def pin(self, pin: Pin, level: str, token: Callable[[], Token], timeout_s: float) -> None:
         """Hold a snapshot until ``unpin``. The errors are those of ``snapshot``."""
         if level == STRICT:
             raise UnsupportedError(
@@ -370,7 +376,7 @@ class LocalReads:
         until = time.monotonic() + timeout_s
         while True:
             with self.lock:
-                if self._snapshots.pin(token(), level):
+                if self._snapshots.pin(pin, token(), level):
                     self._known = None
                     return
             if time.monotonic() > until:
@@ -379,10 +385,10 @@ class LocalReads:
                 )
             time.sleep(0.001)
 
-    def unpin(self) -> None:
+    def unpin(self, pin: Pin) -> None:
         """Let later reads use newer snapshots, after the last block has ended."""
         with self.lock:
-            self._snapshots.unpin()
+            self._snapshots.unpin(pin)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent; the child's next read opens the file again."""

@@ -7,6 +7,7 @@ power failure could undo.
 """
 
 import time
+import weakref
 from collections.abc import Callable
 
 import apsw
@@ -127,6 +128,10 @@ class Reader:
         return [row[0].lower() for row in self.db.execute("SELECT name FROM main.sqlite_schema WHERE type = 'view'")]
 
 
+class Pin:
+    """A ``snapshot`` block, which holds the snapshot as long as the block's frame refers to this object."""
+
+
 class FileSnapshots:
     """The two connections of a session to a node's file, and the snapshots that they hold.
 
@@ -141,7 +146,8 @@ class FileSnapshots:
         published: the node's page; None before the file was opened.
         readers: the first holds the snapshot for reads, the second the next snapshot; empty while the file is closed.
         cluster_id: returns the id of the session's cluster; empty while the session is bound to none.
-        pins: the number of ``snapshot`` blocks that the program is in.
+        pins: the ``snapshot`` blocks that the program is in. They are weak references: if the handler of a signal
+            raises while a block begins or ends, its pin is dropped with the block.
         is_read: whether there was a read since the last ``release_idle``.
         is_log_ending: whether to release the snapshot after each read, because it keeps the log from starting over.
         is_closed: whether the session is closed.
@@ -152,7 +158,7 @@ class FileSnapshots:
         self.published: Published | None = None
         self.readers: list[Reader] = []
         self.cluster_id: Callable[[], str] = str  # returns an empty text
-        self.pins = 0
+        self.pins = weakref.WeakSet[Pin]()
         self.is_read = self.is_log_ending = self.is_closed = False
         self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released
         self._pinned_at = self._try_at = 0.0
@@ -230,7 +236,7 @@ class FileSnapshots:
         readers, self.readers = self.readers, []
         for reader in readers:
             reader.close()
-        self._is_lost = self.pins > 0
+        self._is_lost = bool(self.pins)
         self._try_at = 0.0
 
     def close(self) -> None:
@@ -244,7 +250,7 @@ class FileSnapshots:
         """Leave the connections to the parent of a fork without closing them; the next read opens the file again."""
         connections.abandon(self.readers)
         self.readers = []
-        self._is_lost = self.pins > 0
+        self._is_lost = bool(self.pins)
         self._try_at = 0.0
 
     # -- snapshots -------------------------------------------------------------------------------------------------
@@ -259,7 +265,7 @@ class FileSnapshots:
             ResultLostError: the snapshot of a ``snapshot`` block was released.
             BedrockishError: see ``_open``.
         """
-        if self._is_lost:
+        if self._is_lost and self.pins:
             raise ResultLostError("the snapshot of this block was released; leave the block and take another one")
         if self.is_closed or (not self.readers and not self._open()):
             return None
@@ -316,22 +322,22 @@ class FileSnapshots:
             self.readers.reverse()
         return first
 
-    def pin(self, token: Token, level: str) -> bool:
+    def pin(self, pin: Pin, token: Token, level: str) -> bool:
         """Hold the newest snapshot, or that of an open block, until ``unpin``; return False if none can be held.
 
         The errors are those of ``newest``.
         """
         if not self.pins and self.newest(token, level) is None:
             return False
-        self.pins += 1
+        self.pins.add(pin)
         self._pinned_at = time.monotonic()
         self._is_lost = False
         return True
 
-    def unpin(self) -> None:
+    def unpin(self, pin: Pin) -> None:
         """Let later reads use newer snapshots, after the last block has ended."""
-        self.pins -= 1
-        self._is_lost = self._is_lost and self.pins > 0
+        self.pins.discard(pin)
+        self._is_lost = self._is_lost and bool(self.pins)
 
     def end(self) -> None:
         """Release the snapshots."""

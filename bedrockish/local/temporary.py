@@ -57,8 +57,8 @@ class WithTemporary(LocalTransaction):
         self._work.base_clock = moment.clock
         try:
             running.open()
-        except BedrockishError:
-            running.close()
+        except BaseException as error:
+            running.close(is_lost=not isinstance(error, BedrockishError))
             raise
 
     def _run_again(self, before: LocalTransaction) -> None:
@@ -99,8 +99,10 @@ class WithTemporary(LocalTransaction):
         """Roll the transaction back; keep the session's workspace."""
         try:
             self._running.close()
-        except apsw.Error:
+        except BaseException as error:
             self._file_workspace.workspace.is_broken = True
+            if not isinstance(error, apsw.Error):
+                raise
 
     def give(self, given: Give) -> None:
         """Do nothing: ``LocalTransactions`` registers functions on the session's workspace."""

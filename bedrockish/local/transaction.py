@@ -7,9 +7,10 @@ node holds no state of the transaction, so a program that dies leaves nothing th
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import apsw
 
@@ -34,6 +35,7 @@ from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.transaction_control import control_of, parse_control
 
+T = TypeVar("T")
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, up to which a transaction can be repeated
 RESULT_BYTES = Limits().result_bytes
 
@@ -48,7 +50,11 @@ class Logged:
 
 
 class LocalTransaction:
-    """One open transaction of this process. One thread at a time uses it."""
+    """One open transaction of this process. One thread at a time uses it.
+
+    Why so large: Each step ends by its own error, by another thread, or by the handler of a signal, which four flags
+    tell apart.
+    """
 
     keeps_rows = False  # whether rows of TEMP tables keep the transaction open until the outcome of COMMIT is known
 
@@ -64,6 +70,9 @@ class LocalTransaction:
         self.log: list[Logged] | None = []  # the statements so far; None if there are too many to repeat at the node
         self._logged = 0
         self._ended: BedrockishError | None = None
+        self._is_left = False  # whether the workspace was given back
+        # False while a statement runs, and after an exception in its midst, such as that of a signal handler.
+        self._is_whole = True
         self.lock = threading.RLock()  # held by the thread that runs a statement
         self._statement = _Statement(self, pool.reads, pool.ids.given)
         self._moment = moment
@@ -108,9 +117,37 @@ class LocalTransaction:
             IdsNeededError: ids must be leased; afterwards the caller runs the statement again.
             BedrockishError: as the node raises it. After a usage error the transaction stays open, unless ``is_over``.
         """
+        return self._wholly(partial(self._run_logged, statement))
+
+    def _wholly(self, step: Callable[[], T]) -> T:
+        """Run a step, and return its result; the transaction is lost if an exception leaves the step half done.
+
+        The handler of a signal raises its exception, such as ``KeyboardInterrupt``, between any two operations. Then a
+        row may be in the overlay and not among the changes, or the other way round, or missing in ``log``.
+        """
+        try:
+            result = step()
+        except BedrockishError:
+            self._is_whole = True
+            raise
+        except BaseException:
+            self._lose()
+            raise
+        self._is_whole = True
+        return result
+
+    def _lose(self) -> None:
+        """End the transaction after a step that was left half done."""
+        with self.lock:
+            self._is_whole = self._statement.is_running = False
+            self._file_workspace.workspace.is_broken = True
+            self.end(interrupted())
+
+    def _run_logged(self, statement: Statement) -> Result:
         try:
             with self.lock, self._statement:
                 self._check_open()
+                self._is_whole = False
                 try:
                     result = self._run(statement)
                 except IdsNeededError:
@@ -149,14 +186,27 @@ class LocalTransaction:
             BedrockishError: see ``run``.
         """
         # Only ``run`` handles a progress handler that ends a statement, and functions of the program that fail.
-        if self.keeps_rows or self._pool.has_own:
+        if self.keeps_rows or self._pool.has_own or not self._is_whole:
             return None
+        try:
+            result = self._run_known(sql, values)
+        except BedrockishError:
+            self._is_whole = True
+            raise
+        except BaseException:
+            self._lose()
+            raise
+        self._is_whole = True
+        return result
+
+    def _run_known(self, sql: str, values: tuple[Any, ...]) -> Result | None:
         try:
             with self.lock:
                 if FORKING:
                     stand_still()
                 if self._ended is not None:
                     return None
+                self._is_whole = False
                 ids = self._pool.ids
                 ids.given.ids.clear()
                 result = self._running.run_again(sql, values, RESULT_BYTES)
@@ -182,9 +232,13 @@ class LocalTransaction:
         """
         if self.keeps_rows:  # if SQLite rolls back the transaction, rows of TEMP tables cannot be made again
             return [], len(statements)
+        return self._wholly(partial(self._run_alike, statements, first))
+
+    def _run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         given = self._pool.ids.given
         with self.lock, self._statement:
             self._check_open()
+            self._is_whole = False
             found, alone = self._running.run_alike(statements, first)
             if not found:
                 self._pool.ids.take_back_given()
@@ -210,6 +264,9 @@ class LocalTransaction:
             UnsupportedError: the statement does not only read, or no read set covers its reads.
             BedrockishError: see ``run``.
         """
+        return self._wholly(partial(self._read, statement))
+
+    def _read(self, statement: Statement) -> Result:
         with self.lock, self._statement:
             result = self._running.run(statement, RESULT_BYTES, read_only=True)[0]
             if self._work.read_without_keys or self._running.scope.used:
@@ -236,8 +293,12 @@ class LocalTransaction:
         Raises:
             SqlError: SQLite does not accept the statement.
         """
+        return self._wholly(partial(self._columns, statement))
+
+    def _columns(self, statement: Statement) -> list[dict[str, Any]]:
         with self.lock:
             self._check_open()
+            self._is_whole = False
             return self._running.columns(statement)
 
     def finish(self) -> Prepared:
@@ -247,8 +308,12 @@ class LocalTransaction:
             ConstraintError: a deferred foreign key is broken.
             UnavailableError: the node has stopped, or has exchanged its file, since the transaction began.
         """
+        return self._wholly(self._finish)
+
+    def _finish(self) -> Prepared:
         with self.lock, self._statement:
             self._check_open()
+            self._is_whole = False
             self._pool.check_generation(self._file_workspace.facts)
             return self._running.finish()
 
@@ -269,12 +334,13 @@ class LocalTransaction:
                 self._ended = error
                 if self._statement.is_running:
                     self.stop(error)
-                else:
-                    self._leave()
+            if not self._statement.is_running:
+                self.leave_ended()
 
     def leave_ended(self) -> None:
-        """Return the workspace if the transaction was ended during the statement that is now over."""
-        if self._ended is not None:
+        """Return the workspace, once, if the transaction was ended; during a statement, at the statement's end."""
+        if self._ended is not None and not self._is_left:
+            self._is_left = True
             self._leave()
 
     def _leave(self) -> None:
@@ -282,9 +348,11 @@ class LocalTransaction:
 
     def abandon(self) -> None:
         """Refuse further statements in this process, because the transaction belongs to its parent."""
-        self._ended = closed()
+        self._ended, self._is_left = closed(), True
 
     def _check_open(self) -> None:
+        if not self._is_whole:
+            self._lose()
         if self._ended is not None:
             raise self._ended
 
@@ -331,7 +399,16 @@ class _Statement:
         self.is_running = False  # whether a statement runs; its thread holds the lock of the transaction
 
     def __enter__(self) -> None:
-        """Begin a statement in this thread."""
+        """Begin a statement in this thread.
+
+        Raises:
+            UsageError: a function of the program, which a statement of the transaction calls, has begun this one.
+        """
+        if self.is_running:
+            raise UsageError(
+                "a statement of this transaction is calling the program; run statements of the called function on "
+                "another connection"
+            )
         if FORKING:
             stand_still()
         self._given.ids.clear()

@@ -66,6 +66,7 @@ class LocalTransactions:
             request = replace(request, user=self._reads.user)
         if self.is_closed:
             return None
+        self.forget(request.command)  # a signal may have ended the first statement after its BEGIN
         with self._beginning:
             made = self._begin(request)
         if self.is_closed:
@@ -87,9 +88,11 @@ class LocalTransactions:
                 self.pool.give_back(file_workspace)
                 return None
             made = LocalTransaction(self.pool, file_workspace, request, moment)
-        except (BedrockishError, apsw.Error, OSError):
+        except BaseException as error:
             if file_workspace is not None:
                 self.pool.close(file_workspace)
+            if not isinstance(error, BedrockishError | apsw.Error | OSError):
+                raise
             return None  # the transaction begins at the node, which raises the error if it remains
         self._open[request.command] = made
         if self.is_closed:  # another thread has closed the session before this transaction was in ``_open``
@@ -181,17 +184,28 @@ class LocalTransactions:
             self._temporary_name = request.temporary.removeprefix(FRESH)
         assert file_workspace.held is not None
         if file_workspace.held.transaction is not None:
-            raise UnsupportedError(
-                "another open transaction of the session uses its TEMP objects; end that transaction first"
+            if any(one.keeps_rows for one in list(self._open.values())):
+                raise UnsupportedError(
+                    "another open transaction of the session uses its TEMP objects; end that transaction first"
+                )
+            self.lose_temporary()
+            raise TemporaryLostError(
+                "the TEMP objects of the session are gone: the program has interrupted the beginning of a transaction; "
+                "this transaction did not happen: make the objects again"
             )
-        file_workspace.attach()
-        moment = self.pool.snapshot(file_workspace, published, facts.durable, request)
-        if moment is None:
-            file_workspace.workspace.end()
-            raise UnavailableError(f"{published.database} does not have the session's commits; try again")
-        made = self._begin_with(self, file_workspace, request, moment, before)
-        if before is not None:
-            before.end()
+        try:
+            file_workspace.attach()
+            moment = self.pool.snapshot(file_workspace, published, facts.durable, request)
+            if moment is None:
+                file_workspace.workspace.end()
+                raise UnavailableError(f"{published.database} does not have the session's commits; try again")
+            made = self._begin_with(self, file_workspace, request, moment, before)
+            if before is not None:
+                before.end()
+        except BaseException as error:
+            if not isinstance(error, BedrockishError | apsw.Error | OSError):
+                self.lose_temporary()  # the handler of a signal has raised, and may have left a snapshot
+            raise
         self._open[request.command] = made
         if self.is_closed:
             made.end(closed())
@@ -213,9 +227,10 @@ class LocalTransactions:
 
     def forget(self, command: str) -> None:
         """End the open transaction of a command in this process, if there is one."""
-        found = self._open.pop(command, None)
+        found = self._open.get(command)
         if found is not None:
             found.end()
+            self._open.pop(command, None)  # afterwards: an exception of a signal's handler may come in between
 
     def end_late(self) -> None:
         """End transactions that have been open for ``OPEN_S``, because each blocks the node's checkpoints."""

@@ -245,6 +245,15 @@ class WorkspacePool:
     def give_back(self, file_workspace: FileWorkspace) -> None:
         """Take a workspace back, and keep it for the next transaction or close it."""
         try:
+            self._keep(file_workspace)
+        except BaseException:  # the handler of a signal has raised: no caller will give the workspace back again
+            with self._lock:
+                self._idle = [one for one in self._idle if one is not file_workspace]
+            self.close(file_workspace)
+            raise
+
+    def _keep(self, file_workspace: FileWorkspace) -> None:
+        try:
             file_workspace.workspace.leave_work()
             file_workspace.workspace.end()
         except (BedrockishError, apsw.Error):

@@ -13,12 +13,14 @@ from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, Answer, Request, Sta
 from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import ConflictError, ConstraintError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions import grown
 from bedrockish.node.transactions.callers import Owner
+from bedrockish.node.transactions.lending import Lending
 from tests.node.test_durability import open_runtime, request
 
 OWNER = Owner("1.2.3.4")
@@ -404,3 +406,28 @@ async def test_snapshot_transaction_makes_no_temporary_table_on_a_later_snapshot
         await client.other("UPDATE t SET x = 0")
         with pytest.raises(ConflictError, match="has changed t"):
             await client.run("CREATE TEMP TABLE few AS SELECT x FROM t WHERE id = 2", temporary="+one")
+
+
+async def test_transaction_that_ends_while_it_moves_to_temporary_tables_leaves_them_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would begin on a connection that the session's next transaction uses."""
+    async with a_client(tmp_path, monkeypatch) as client:
+        await client.step(BEGIN, Statement("CREATE TEMP TABLE few AS SELECT id FROM t"), temporary="+one")
+        await client.step(COMMIT)
+        real = Lending.begin
+
+        async def begin(self: Lending, work: TransactionWork, *arguments: Any) -> None:
+            monkeypatch.setattr(Lending, "begin", real)
+            self.interactive.end(work)  # as if the link of its client had ended while it waited for the TEMP objects
+            await real(self, work, *arguments)
+
+        for number in range(3):
+            client.name = f"ended {number}"
+            monkeypatch.setattr(Lending, "begin", begin)
+            with pytest.raises(UnavailableError, match="was ended"):
+                await client.step(BEGIN, Statement("SELECT count(*) FROM few"), temporary="one")
+            client.name = f"next {number}"
+            answer = await client.step(BEGIN, Statement("SELECT count(*) FROM few"), temporary="one")
+            assert decode_results(answer.results)[-1].rows == [(2,)]
+            await client.step(COMMIT)

@@ -1,0 +1,223 @@
+"""Exceptions of signal handlers, such as Ctrl-C, at any moment of a call on a node's file."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import apsw
+import pytest
+
+from bedrockish import dbapi
+from bedrockish.client.blocking import Connection
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
+from bedrockish.engine.execution.temporary import TemporaryTransaction
+from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.errors import TemporaryLostError
+from bedrockish.local.reads import LocalReads
+from bedrockish.local.transaction import LocalTransaction
+from bedrockish.local.transactions import LocalTransactions
+from bedrockish.local.workspace_pool import WorkspacePool
+from tests.local.conftest import here
+from tools.cluster import LocalNode
+
+pytestmark = pytest.mark.cluster
+Interrupt = Callable[[type, str], None]
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
+    """Return a function that lets the next call of a method do its work, and then raise ``KeyboardInterrupt``."""
+
+    def once(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def interrupted(*args: Any, **options: Any) -> Any:
+            monkeypatch.setattr(owner, name, real)
+            real(*args, **options)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(owner, name, interrupted)
+
+    return once
+
+
+def snapshots_of(node: LocalNode) -> int:
+    """Return the number of connections of this process that hold a snapshot of the node's file."""
+    gc.collect()
+    while True:
+        try:
+            return sum(one.filename == str(node.database) and one.in_transaction for one in apsw.connections())
+        except apsw.ThreadingViolationError:  # another thread runs a statement
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "runs"),
+    [
+        (OverlayTransaction, "run", 0),
+        (OverlayTransaction, "run_again", 2),
+        (LocalTransaction, "_log_statement", 0),
+        (LocalTransaction, "_log_statement", 2),
+        (LocalTransaction, "_check_open", 0),
+    ],
+)
+def test_statement_that_a_signal_leaves_half_done_loses_its_transaction(
+    node: LocalNode, table: str, db: Connection, interrupt: Interrupt, owner: type, name: str, runs: int
+) -> None:
+    """COMMIT could lack a row that the transaction has shown, or have one that it has not shown."""
+    insert = f"INSERT INTO {table} VALUES (abs(random()), ?, 1)"  # leases no id
+    mine = dbapi.connect(node.database)
+    mine.execute(f"UPDATE {table} SET b = 2")
+    for number in range(runs):
+        mine.execute(insert, (f"before {number}",))
+    interrupt(owner, name)
+    with pytest.raises(KeyboardInterrupt):
+        mine.execute(insert, ("half",))
+    for _ in range(2):
+        with pytest.raises(dbapi.OperationalError, match="interrupted") as error:
+            mine.execute(insert, ("after",))
+        assert error.value.sqlite_errorname == "SQLITE_INTERRUPT"
+    with pytest.raises(dbapi.OperationalError, match="interrupted"):
+        mine.commit()
+    mine.rollback()
+    mine.execute(insert, ("again",))
+    mine.commit()
+    mine.close()
+    assert db.execute(f"SELECT a FROM {table} WHERE b = 1").rows == [("again",)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(WorkspacePool, "snapshot"), (LocalTransactions, "_begin"), (WorkspacePool, "take"), (LocalTransaction, "_open")],
+)
+def test_begin_that_a_signal_ends_leaves_no_snapshot(
+    node: LocalNode, db: Connection, table: str, interrupt: Interrupt, owner: type, name: str
+) -> None:
+    """A snapshot keeps the node's write-ahead log from starting over."""
+    mine = dbapi.connect(node.database)
+    before = snapshots_of(node)
+    interrupt(owner, name)
+    with pytest.raises(KeyboardInterrupt):
+        mine.execute(f"DELETE FROM {table}")
+    mine.rollback()
+    assert snapshots_of(node) <= before
+    assert not here(mine._link).has_any
+    mine.execute(f"DELETE FROM {table}")
+    mine.commit()
+    mine.close()
+
+
+@pytest.mark.parametrize("name", ["pin", "unpin"])
+def test_snapshot_block_that_a_signal_ends_at_its_border_holds_nothing(
+    db: Connection, other: Connection, table: str, interrupt: Interrupt, name: str
+) -> None:
+    """The connection would show old rows, and after a minute none."""
+    read = f"SELECT b FROM {table} WHERE id = 1"
+    interrupt(LocalReads, name)
+
+    def block() -> None:
+        with db.snapshot():
+            db.execute(read)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    gc.collect()
+    other.execute(f"UPDATE {table} SET b = 11 WHERE id = 1")
+    db.token = other.token
+    assert db.read_here(read, None, "session") is not None
+    assert db.execute(read).value() == 11
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (TemporaryTransaction, "open"),
+        (TemporaryTransaction, "__init__"),
+        (WorkspacePool, "snapshot"),
+        (TemporaryTransaction, "run"),
+        (TemporaryTransaction, "close"),
+        (Workspace, "leave_work"),
+    ],
+)
+def test_session_goes_on_after_a_signal_in_a_transaction_with_temp_objects(
+    node: LocalNode, db: Connection, table: str, interrupt: Interrupt, owner: type, name: str
+) -> None:
+    mine = dbapi.connect(node.database)
+    mine.execute("CREATE TEMP TABLE own(a)")
+    interrupt(owner, name)
+
+    def change() -> None:
+        mine.execute(f"UPDATE {table} SET b = 0")
+        mine.rollback()
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
+    mine.rollback()
+    try:
+        mine.execute("INSERT INTO own VALUES (1)")
+    except dbapi.OperationalError as error:
+        if not isinstance(error.__cause__, TemporaryLostError):
+            raise
+        mine.rollback()
+    mine.execute("CREATE TEMP TABLE IF NOT EXISTS own(a)")
+    mine.execute("INSERT INTO own VALUES (1)")
+    mine.execute(f"UPDATE {table} SET b = 5 WHERE id = 1")
+    mine.commit()
+    assert mine.execute("SELECT a FROM own").fetchall() == [(1,)]
+    mine.close()
+    assert db.execute(f"SELECT b FROM {table} ORDER BY id").rows == [(5,), (20,)]
+
+
+@pytest.mark.parametrize(("owner", "name"), [(LocalTransaction, "end"), (WorkspacePool, "_keep")])
+def test_rollback_that_a_signal_ends_can_be_repeated(
+    node: LocalNode, db: Connection, table: str, interrupt: Interrupt, owner: type, name: str
+) -> None:
+    opened = db.begin()
+    opened.execute(f"DELETE FROM {table}")
+    interrupt(owner, name)
+    with pytest.raises(KeyboardInterrupt):
+        opened.rollback()
+    opened.rollback()
+    here(db).forget(opened.command)
+    for _ in range(2):  # two transactions must not get one workspace
+        one, two = db.begin(), db.begin()
+        one.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 1")
+        two.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 2")
+        one.commit()
+        two.commit()
+    assert db.execute(f"SELECT b FROM {table} ORDER BY id").rows == [(12,), (22,)]
+
+
+def test_savepoint_block_passes_the_exception_of_a_signal_on(db: Connection, table: str, interrupt: Interrupt) -> None:
+    def block() -> None:
+        with db.transaction() as opened, opened.savepoint():
+            interrupt(OverlayTransaction, "run")
+            opened.execute(f"DELETE FROM {table}")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
+
+
+def test_function_that_runs_a_statement_in_the_transaction_that_calls_it_is_refused(
+    node: LocalNode,
+    db: Connection,  # has made the table
+    table: str,
+) -> None:
+    mine = dbapi.connect(node.database)
+    refused: list[BaseException] = []
+
+    def count(_: object) -> int:
+        try:
+            mine.execute(f"DELETE FROM {table}")
+        except dbapi.Error as error:
+            refused.append(error)
+        return 1
+
+    mine.create_function("counted", 1, count)
+    mine.execute(f"INSERT INTO {table}(a, b) VALUES ('new', counted(1))")
+    assert ["another connection" in str(error) for error in refused] == [True] * len(refused) != []
+    mine.commit()
+    assert mine.execute(f"SELECT count(*) FROM {table}").fetchone() == (3,)
+    mine.close()

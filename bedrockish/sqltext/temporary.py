@@ -42,11 +42,11 @@ def first_temporary(statements: Iterable[str]) -> int | None:
 def filling_select(sql: str) -> str:
     """Return the SELECT of a CREATE TEMP TABLE ... AS SELECT; empty for other statements.
 
-    >>> filling_select("CREATE TEMP TABLE t AS SELECT 1")
-    'SELECT 1'
+    >>> filling_select("CREATE TEMP TABLE t AS SELECT 1"), filling_select("ALTER TABLE t ADD COLUMN b AS (a + 1)")
+    ('SELECT 1', '')
     """
     words = _head(sql)
-    if not any(one.is_word("TABLE") for one in words[:3]):
+    if not any(one.is_word("TABLE") for one in words[:3]) or not words[0].is_word("CREATE"):
         return ""
     found = next((one for one in words if one.text == "(" or one.is_word("AS")), None)
     return sql[found.end :].strip() if found is not None and found.text != "(" else ""

@@ -4,6 +4,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import apsw
 import pytest
 
 from bedrockish.api.requests import decode_results
@@ -157,8 +158,9 @@ def test_row_that_breaks_a_new_constraint_fails_the_change_not_the_node(shop: Te
 
 
 def test_change_that_orphans_a_row_fails(shop: TestNode) -> None:
-    with pytest.raises(ConstraintError, match="FOREIGN KEY"):
+    with pytest.raises(ConstraintError, match="FOREIGN KEY") as caught:
         shop.prepare("PRAGMA foreign_keys = OFF", "ALTER TABLE item ADD COLUMN x", "DELETE FROM item WHERE id = 1")
+    assert caught.value.details["sqlite"] == apsw.SQLITE_CONSTRAINT_FOREIGNKEY
     entry = decide(shop, "PRAGMA foreign_keys = OFF", "ALTER TABLE part ADD x", "DELETE FROM item WHERE id = 7")
     shop.run("INSERT INTO item VALUES (7, 'g')")
     assert OVERTAKEN in force(shop, entry)

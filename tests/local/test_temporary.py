@@ -44,6 +44,15 @@ def calls_of(db: Connection, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
+def test_a_temporary_table_gets_a_computed_column(db: Connection) -> None:
+    db.execute("CREATE TEMP TABLE computed(a)")
+    db.execute("INSERT INTO computed VALUES (1)")
+    db.execute("ALTER TABLE computed ADD COLUMN b AS (a + 1) CHECK (b < 5)")
+    assert db.execute("SELECT a, b FROM computed").rows == [(1, 2)]
+    with pytest.raises(ConstraintError, match="CHECK"):
+        db.execute("INSERT INTO computed(a) VALUES (7)")
+
+
 def test_temporary_objects_are_in_the_programs_process(
     db: Connection, alone: LocalCluster, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

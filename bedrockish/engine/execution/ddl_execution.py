@@ -204,7 +204,8 @@ class Mixed:
         if self._writes and self._before is not None and not self.changes_schema:
             raise UnsupportedError(pragmas.KEYS_OFF)
         if deferred_broken(self._db) or (self._before is not None and self._violations() - self._before):
-            raise ConstraintError("FOREIGN KEY constraint failed: one is broken at the end of the transaction")
+            why = "FOREIGN KEY constraint failed: one is broken at the end of the transaction"
+            raise ConstraintError(why, sqlite=apsw.SQLITE_CONSTRAINT_FOREIGNKEY)
         with self._executor.governor.judging(self.steps[-1].sql if self.steps else ""):
             Tables(self._db, self._executor._tables).check_change(self._db, self._executor._tables)
         does = self._writes or self._configures or self._numbers != pragmas.numbers(self._db)

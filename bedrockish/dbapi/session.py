@@ -13,7 +13,7 @@ without the first half.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from sqlite3 import SQLITE_ERROR
+from sqlite3 import SQLITE_ERROR, SQLITE_READONLY
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bedrockish.api.requests import Result, Rows
@@ -290,7 +290,8 @@ class Session:
             SqlError: the statement writes and ``query_only`` is set.
         """
         if self.query_only and kind in (WRITE, SCHEMA):
-            raise SqlError("attempt to write a readonly database: PRAGMA query_only is on; switch it off", sql=sql)
+            why = "attempt to write a readonly database: PRAGMA query_only is on; switch it off"
+            raise SqlError(why, sql=sql, sqlite=SQLITE_READONLY)
         if kind == SCHEMA and self.schema_commits and self._open is not None and self._implicit and not self._marks:
             self.commit()
         if self._open is None and self._begins(kind):

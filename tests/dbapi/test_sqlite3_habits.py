@@ -133,8 +133,9 @@ def test_query_only_refuses_writes_of_its_connection(made: db.Connection) -> Non
     assert made.execute("PRAGMA query_only").fetchone() == (1,)
     before = made.execute("SELECT count(*) FROM thing").fetchone()
     for sql in ("DELETE FROM thing", "CREATE TABLE other(a)"):
-        with pytest.raises(db.OperationalError, match="readonly database"):
+        with pytest.raises(db.OperationalError, match="readonly database") as refused:
             made.execute(sql)
+        assert refused.value.sqlite_errorname == "SQLITE_READONLY"
     with pytest.raises(db.OperationalError, match="readonly database"):
         made.executemany("INSERT INTO thing(a) VALUES (?)", [(7,), (8,)])
     assert made.execute("SELECT count(*) FROM thing").fetchone() == before

@@ -186,7 +186,8 @@ class Applier:
                 if column not in table.generated and (change.op == INSERT or not same_value(old, new))
             }
             if table.rowid is not None:
-                row.pop(quote(table.alias or ""), None)
+                if table.alias is not None:  # a column may have an empty name
+                    row.pop(quote(table.alias), None)
                 # SET takes 2,000 columns, so an UPDATE that changes columns names the rowid only if the rowid changes.
                 if change.op == INSERT or change.rowid_after != change.rowid or not row:
                     row[table.key_columns[0]] = change.rowid_after

@@ -304,7 +304,13 @@ class Session:
         Nodes always enforce foreign keys for rows.
         """
         if kind == WRITE and not self._needs_no_pragma:
-            check_no_action(sql, (str(name) for (name,) in self.link.execute(PARENTS, timeout=self.timeout_s)))
+            check_no_action(sql, (str(name) for (name,) in self._parents().rows))
+
+    def _parents(self) -> Rows:
+        """Return the names of the tables to which foreign keys refer."""
+        if self._open is not None and self.link.has_temporary:  # no second transaction can use the TEMP objects
+            return self._inside([(PARENTS, None)])[0]
+        return self.link.execute(PARENTS, timeout=self.timeout_s)
 
     def _switch(self, on: bool | None) -> Rows:
         """Execute PRAGMA foreign_keys, which holds for the open transaction, if any."""
@@ -332,7 +338,15 @@ class Session:
         """Run a schema statement in a transaction that does not enforce foreign keys."""
         statements = [(KEYS_OFF, None), (sql, params)]
         if self._open is None and not self._begins(SCHEMA):
-            return self.link.transact(statements, timeout=self.timeout_s, isolation=self.isolation)[-1]
+            try:
+                return self.link.transact(statements, timeout=self.timeout_s, isolation=self.isolation)[-1]
+            except SqlError as error:
+                if not self.link.has_temporary or not error.message.startswith("no such"):
+                    raise
+            # It is a TEMP object, which the database does not have.
+            return self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
+        if self.link.has_temporary:  # the transaction can change TEMP objects only
+            return self._inside([(sql, params)])[0]
         rows = self._inside(statements)[-1]
         self._unchecked = True
         return rows

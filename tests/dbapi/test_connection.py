@@ -405,6 +405,27 @@ def test_transaction_commits_after_an_alter_that_other_definitions_refuse(
     assert other.execute("SELECT count(*) FROM sqlite_schema WHERE name LIKE ?", (table + "__",)).fetchall() == [(1,)]
 
 
+def test_a_session_with_temporary_tables_switches_foreign_keys_off(url: str, table: str) -> None:
+    with closing(db.connect(url, isolation_level=None)) as connection:
+        table += "_keys"
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute(f"CREATE TABLE {table}(a PRIMARY KEY)")
+        connection.execute(f"INSERT INTO {table} VALUES (1)")
+        connection.execute("CREATE TEMP TABLE mine(a)")
+        connection.execute(f"CREATE TABLE {table}_more(a REFERENCES {table})")
+        connection.execute("ALTER TABLE mine ADD COLUMN b")
+        connection.execute("BEGIN")
+        connection.execute(f"INSERT INTO {table} VALUES (2)")
+        connection.execute(f"UPDATE {table} SET a = a + 10")
+        connection.execute("DROP TABLE mine")
+        connection.execute("COMMIT")
+        assert connection.execute(f"SELECT a FROM {table}").fetchall() == [(11,), (12,)]
+        with pytest.raises(db.OperationalError, match="no such table: mine"):
+            connection.execute("DROP TABLE mine")
+        connection.execute(f"DROP TABLE {table}")
+        connection.execute(f"DROP TABLE {table}_more")
+
+
 def test_refused_temporary_object_leaves_the_session_without_any(url: str) -> None:
     """The node never knew the session's name, and a later statement was told that the TEMP objects were lost."""
     with closing(db.connect(url, isolation_level=None)) as connection:

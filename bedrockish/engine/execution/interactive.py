@@ -98,7 +98,7 @@ class Interactive:
                 return
             refusal = pragmas.of_schema_only(piece.sql) if piece.setting else ""
             if refusal:
-                raise UnsupportedError(refusal, sql=piece.sql)
+                raise UnsupportedError(refusal, sql=piece.sql, of_schema=True)
             if piece.kind == SCHEMA:
                 raise UnsupportedError(self.no_schema, sql=piece.sql, of_schema=True)
             yield piece, params

@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import resource
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -45,6 +47,30 @@ def test_failed_sync_on_a_full_disk_is_not_damage(
         with pytest.raises(DamagedError) as caught:
             node.engine.sync()
     assert not isinstance(caught.value, NoRoomError)
+
+
+def test_log_of_a_killed_node_that_has_no_room_in_the_database_is_waited_for(
+    make_node: MakeNode, tmp_path: Path, limited: Callable[[int], None]
+) -> None:
+    """The node ended, and each start failed, until the operator had made room."""
+    node = make_node()
+    node.run("CREATE TABLE t(x)")
+    node.run("INSERT INTO t VALUES (zeroblob(3000000))")
+    node.save()
+    node.engine.close()  # copies the log, and removes it
+    node = make_node(path=node.path)
+    node.run("INSERT INTO t VALUES (zeroblob(100000))")
+    node.save()
+    left = tmp_path / "left.db"
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{node.path}{suffix}", f"{left}{suffix}")
+    limited(left.stat().st_size)
+    for _ in range(2):
+        with pytest.raises(NoRoomError, match="-wal cannot be copied into the database file: .*make room"):
+            Engine.open(left, founding=None)
+    limited(resource.RLIM_INFINITY)
+    again = make_node(path=left)
+    assert [len(row[0]) for row in again.rows("SELECT x FROM t ORDER BY rowid")] == [3_000_000, 100_000]
 
 
 @pytest.mark.parametrize("number", [*NUMBERS, errno.EACCES])

@@ -63,7 +63,7 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
         case apsw.NoMemError():
             return TooLargeError("SQLite ran out of memory; ask for less at a time", sql=sql)
         # A node without room for decided entries stops: ``Batch.redo`` then fails as well.
-        case _ if _lacks_room(error, number):
+        case _ if lacks_room(error, number):
             return UnavailableError(
                 "this node has no room for the statement, on the disk of its file or that of its temporary files "
                 "(TMPDIR); the statement did not happen: free some room there, or send it to another node"
@@ -99,7 +99,8 @@ def is_in_the_text(error: BedrockishError) -> bool:
     return isinstance(error, SqlError) and _TEXT.search(error.message) is not None
 
 
-def _lacks_room(error: apsw.Error, number: int) -> bool:
+def lacks_room(error: apsw.Error, number: int) -> bool:
+    """Return whether a write failed because the disk or a limit gives it no room; ``number``: see ``translate``."""
     return isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in NO_ROOM)
 
 
@@ -172,7 +173,7 @@ def lost_file(path: object, error: apsw.Error) -> DamagedError:
 
 def broken(error: apsw.Error, number: int = 0) -> DamagedError:
     """Return the error of a node that stops because it cannot write decided entries; ``number``: see ``translate``."""
-    if _lacks_room(error, number) or isinstance(error, apsw.ReadOnlyError):
+    if lacks_room(error, number) or isinstance(error, apsw.ReadOnlyError):
         return NoRoomError(FULL)
     if isinstance(error, apsw.CantOpenError):
         return NoRoomError(f"{NO_FILE} ({error})")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import apsw
 
-from bedrockish.engine.sqlite.errors import FULL, NO_ROOM
+from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lacks_room
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
 from bedrockish_journal.storage.vector_modules import Connection
 
@@ -46,7 +46,7 @@ class Wal:
         try:
             if self.frames:
                 self._write_again()
-            db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._copy_first()
         except BaseException:
             self.close()  # a node that lacks room opens its file again and again
             raise
@@ -59,6 +59,19 @@ class Wal:
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
         sync(self._path.parent)
+
+    def _copy_first(self) -> None:
+        """Copy the frames of a killed process into the database file.
+
+        Raises:
+            NoRoomError: the disk is full. The frames stay in the log, and the node waits for room.
+        """
+        try:
+            self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except (apsw.FullError, apsw.IOError) as error:
+            if not lacks_room(error, self._db.system_errno):
+                raise
+            raise NoRoomError(f"{self._path} cannot be copied into the database file: {error}; {FULL}") from error
 
     def _write_again(self) -> None:
         """Write all frames again, with the bytes that they have, before the node's first sync.

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from bedrockish.api.requests import SESSION, STRICT, Request, Statement
-from bedrockish.core.coordinator.request import _advice
+from bedrockish.core.coordinator.request import _advice, _conflict_error
 from bedrockish.core.protocol.messages import Check
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import command_key
 from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.model.transaction import ROWS, Txid
 from tests.core.net import Net, add
 
 
@@ -89,9 +89,18 @@ def test_refusal_is_marked_while_its_node_may_lag() -> None:
     assert may_lag("z")
 
 
-def test_conflict_with_an_earlier_run_of_the_command_gets_no_advice() -> None:
-    """A change of members without a quorum was advised to run over a range of keys at a time."""
+def test_conflict_with_a_command_gets_no_advice_and_its_right_name() -> None:
+    """A change of members without a quorum was advised to run over a range of keys at a time.
+
+    It meets the keys of all commands that have no outcome yet, which were called its own earlier run.
+    """
     read = SimpleNamespace(touched=frozenset(), has_ranges=True, write_points=(), write_ranges=())
-    inflight: Any = SimpleNamespace(request=SimpleNamespace(command="c1"), access_set=read)
-    assert _advice(inflight, command_key("c1")) == ""
-    assert "all the time" in _advice(inflight, command_key("c2"))
+    inflight: Any = SimpleNamespace(request=SimpleNamespace(command="c1"), access_set=read, attempts=17)
+    state: Any = SimpleNamespace(commit_window=SimpleNamespace(member_changes={}))
+    met = {"c1": "its own earlier run", "c2": "another command, which has no outcome yet or came first"}
+    for command, name in met.items():
+        assert _advice(inflight, command_key(command)) == ""
+        error = _conflict_error(inflight, Txid(7, "C"), command_key(command), state)
+        assert error.details["table"] == name
+        assert f"of C on {name} in 17 attempts; it did not happen, and it is safe to run it again" in error.message
+    assert "all the time" in _advice(inflight, b"t:rows\0x")

@@ -11,12 +11,13 @@ from trio.testing import MockClock
 from bedrockish.api.requests import PROMOTE, MemberChange
 from bedrockish.api.url import Address
 from bedrockish.config.config import Config
-from bedrockish.errors import BedrockishError, MembershipError, OutcomeUnknownError, UnavailableError
+from bedrockish.errors import BedrockishError, ConflictError, MembershipError, OutcomeUnknownError, UnavailableError
 from bedrockish.node.cluster import join
 
 URL = "bedrockish://127.0.0.1:7000/"
 SILENT = UnavailableError("nobody can be asked")
 UNKNOWN = OutcomeUnknownError("the answer was lost")
+CONFLICT = ConflictError("command c met A-1 of A on another command in 17 attempts")
 BEHIND = MembershipError("B lacks 3 commits", reason="behind")
 VOTER = MembershipError("B is a voter already", reason="duplicate")
 REMOVED = MembershipError("there is no member B", reason="unknown")
@@ -55,6 +56,7 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
         (None,),
         (SILENT, BEHIND, SILENT, None),
         (*[UNKNOWN] * 12, None),
+        (CONFLICT, BEHIND, CONFLICT, None),  # too few voters decided the writes under way
         (BEHIND, VOTER),  # an operator was faster
         (*[UNKNOWN] * 5, VOTER),  # it was ours
     ],

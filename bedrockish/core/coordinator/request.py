@@ -445,11 +445,22 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
 
 
 MEMBERS_OR_USERS = "the members or users of the cluster"
+OTHER_COMMAND = "another command, which has no outcome yet or came first"
+
+
+def _is_of_another(inflight: InFlight, key: bytes) -> bool:
+    """Return whether a key is another command's own: only a change of the members or users, which writes every key,
+    meets it.
+    """
+    return key.startswith(command_key("")) and key != command_key(inflight.request.command)
 
 
 def _conflict_error(inflight: InFlight, other: Txid, key: bytes, state: State) -> ConflictError:
     """Return the error for a request that met conflicts until its deadline."""
-    name = MEMBERS_OR_USERS if other in state.commit_window.member_changes else readable(object_of(key))
+    if other in state.commit_window.member_changes:
+        name = MEMBERS_OR_USERS
+    else:
+        name = OTHER_COMMAND if _is_of_another(inflight, key) else readable(object_of(key))
     return ConflictError(
         f"command {inflight.request.command} met {other} of {other.leader} on {name} in {inflight.attempts} "
         f"attempts; it did not happen, and it is safe to run it again{_advice(inflight, key)}",
@@ -464,8 +475,8 @@ def _conflict_error(inflight: InFlight, other: Txid, key: bytes, state: State) -
 def _advice(inflight: InFlight, key: bytes) -> str:
     """Return advice for a request that lost to writes of other requests into a range; empty for single keys."""
     access_set = inflight.access_set
-    is_own = key == command_key(inflight.request.command)
-    if access_set is None or is_own or key in access_set.touched or not access_set.has_ranges:
+    is_of_a_command = key.startswith(command_key(""))
+    if access_set is None or is_of_a_command or key in access_set.touched or not access_set.has_ranges:
         return ""
     way = "run it over a range of keys at a time"
     # If the request writes nothing in this object, only its reads conflict, and a snapshot read avoids that.

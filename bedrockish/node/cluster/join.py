@@ -356,6 +356,8 @@ async def promote_when_ready(url: str, config: Config) -> None:
             if reason not in WAIT_FOR:
                 raise
             logger.info("not promoted yet: %s", error.message)
-        except (UnavailableError, OutcomeUnknownError) as error:
+        except BedrockishError as error:
+            if not error.retry and not isinstance(error, OutcomeUnknownError):
+                raise
             logger.info("not promoted yet: %s", error.message)
         await trio.sleep(AGAIN_S)

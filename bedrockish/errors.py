@@ -227,6 +227,8 @@ class ResultLostError(UnavailableError):
 class TemporaryLostError(BedrockishError):
     """Raised when the TEMP objects of a session are lost: with their node, with the link to it, or after an idle time.
 
+    They are also lost if a temporary file cannot be written: make room in the folder of temporary files (TMPDIR).
+
     The statement or transaction did not happen. The session can continue after it has made the objects again.
     """
 

@@ -66,7 +66,7 @@ def test_log_of_a_killed_node_that_has_no_room_in_the_database_is_waited_for(
         shutil.copy(f"{node.path}{suffix}", f"{left}{suffix}")
     limited(left.stat().st_size)
     for _ in range(2):
-        with pytest.raises(NoRoomError, match="-wal cannot be copied into the database file: .*make room"):
+        with pytest.raises(NoRoomError, match=r"-wal cannot be copied into the database file: .*make room"):
             Engine.open(left, founding=None)
     limited(resource.RLIM_INFINITY)
     again = make_node(path=left)

@@ -1,7 +1,9 @@
 """TEMP objects of a session with a node's file: they are in the program's process, and rows of others are certified."""
 
+import os
+import resource
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -281,3 +283,41 @@ def test_exhausted_ids_of_a_temporary_table_raise_an_error(node: LocalNode, alon
             db.execute("INSERT INTO numbered(a) VALUES (2)")
         db.execute("INSERT INTO numbered VALUES (7, 2)")
         assert db.execute("SELECT count(*) FROM numbered").value() == 2
+
+
+@contextmanager
+def limited_files(process: int) -> Iterator[None]:
+    """Let a process write no file beyond 4 MiB: TEMP rows that do not fit into memory are in such a file."""
+    before = resource.prlimit(process, resource.RLIMIT_FSIZE, (4 << 20, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.prlimit(process, resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("way", ["path", "URL"])
+def test_temporary_file_without_room_ends_the_temporary_objects(
+    node: LocalNode, alone: LocalCluster, table: str, way: str
+) -> None:
+    """The session stayed blocked in the program; at the node the statement was an internal error.
+
+    SQLite may lose pages of the TEMP tables in such a write, and later calls the database malformed.
+    """
+    assert node.process is not None
+    process = os.getpid() if way == "path" else node.process.pid
+    fill = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 30000) SELECT zeroblob(500) FROM s"
+    with bedrockish.connect(node.database if way == "path" else alone.url()) as db:
+        db.execute(f"CREATE TABLE {table}(a)")
+        db.execute("CREATE TEMP TABLE mine(a)")
+        with limited_files(process):
+            with pytest.raises(TemporaryLostError, match=r"temporary files could not be written; .*make room"):
+                db.execute(f"INSERT INTO mine {fill}")
+            with pytest.raises(SqlError, match="no such table: mine"):
+                db.execute("SELECT * FROM mine")
+            db.execute(f"INSERT INTO {table} VALUES (1)")
+            db.execute("CREATE TEMP TABLE mine(a)")
+            db.execute("INSERT INTO mine VALUES (1)")
+        assert db.execute(f"SELECT count(*) FROM mine, {table}").value() == 1
+        db.execute(f"INSERT INTO mine {fill}")
+        assert db.execute("SELECT count(*) FROM mine").value() == 30_001
+    assert "internal error" not in node.log.read_text()

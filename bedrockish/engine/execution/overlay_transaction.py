@@ -132,9 +132,10 @@ class OverlayTransaction:
         Raises:
             BedrockishError: the file cannot be read, or the error that ``stop`` was given.
         """
-        writer = self.workspace.open_writer(self.work)
-        writer.use_journal(in_memory=is_small)
-        self.use(writer)
+        with self.workspace.stoppable:
+            writer = self.workspace.open_writer(self.work)
+            writer.use_journal(in_memory=is_small)
+            self.use(writer)
 
     def use(self, writer: Writer) -> None:
         """Run the statements on a writing connection that shows the snapshot of the workspace."""

@@ -24,6 +24,7 @@ from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.sqlite.errors import is_of_a_file
 from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, ConstraintError, TemporaryLostError, TooLargeError, UnsupportedError
@@ -101,12 +102,31 @@ class TemporaryTransaction(OverlayTransaction):
 
         Raises:
             ConflictError: its rows no longer fit.
-            TemporaryLostError: the database now has an object with the name of a TEMP object.
+            TemporaryLostError: the database now has an object with the name of a TEMP object, or a temporary file
+                cannot be written.
             BedrockishError: the file cannot be read, or the transaction was stopped with this error.
         """
         if self._like is not None:
             self.work.follow(self._like)
-        super().open()
+        try:
+            super().open()
+        except BedrockishError as error:
+            self._check_files(error)
+            raise
+
+    def _check_files(self, error: BedrockishError) -> None:
+        """Give the TEMP objects up if a write of their files failed: SQLite may have lost some of their pages.
+
+        Raises:
+            TemporaryLostError: a write failed.
+        """
+        if not is_of_a_file(error.__cause__, self.db.system_errno):
+            return
+        self.workspace.is_broken = self.work.over = True
+        raise TemporaryLostError(
+            "the TEMP objects of the session are gone: their temporary files could not be written; the transaction did "
+            "not happen: make room in the folder of temporary files (TMPDIR), and make the objects again"
+        ) from error
 
     def _check(self) -> None:
         self.interactive.no_schema = OF_SCHEMA
@@ -131,13 +151,14 @@ class TemporaryTransaction(OverlayTransaction):
         except BedrockishError as error:
             if self.interactive.inside is not self.work:
                 self.work.over = True  # SQLite has rolled the whole transaction back, including its TEMP tables
+            self._check_files(error)
             if isinstance(error, ConstraintError) or not isinstance(error.__cause__, apsw.FullError):
                 raise
             if not self.work.over:
                 self._end = None  # the statement alone is undone, and the next one may need less room
             raise TooLargeError(
-                f"the TEMP tables of a session take at most {self._held.most_bytes} bytes (temporary_bytes_max), and "
-                "the folder of temporary files (TMPDIR) must have room for them; drop some of them, or copy less",
+                f"the TEMP tables of a session take at most {self._held.most_bytes} bytes (temporary_bytes_max); drop "
+                "some of them, or copy less",
                 sql=piece.sql,
             ) from error
         if piece.defines:

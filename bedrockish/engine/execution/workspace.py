@@ -28,6 +28,7 @@ from bedrockish.engine.execution.governor import STEPS
 from bedrockish.engine.execution.interfaces import Beside, Flushed
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.snapshot import read_schema_again
+from bedrockish.engine.sqlite.errors import shortage
 from bedrockish.engine.sqlite.limits import Limits, set_options
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.changes_vtab import give_functions
@@ -316,7 +317,10 @@ class Workspace:
 
 
 class _Stoppable:
-    """Raises the error of ``stop`` in place of SQLite's error, where the interrupt has met SQL of the engine itself."""
+    """Translates SQLite's errors about SQL of the engine itself.
+
+    An interrupt becomes the error of ``stop``; a full disk or a lack of descriptors becomes an ``UnavailableError``.
+    """
 
     __slots__ = ("_workspace",)
 
@@ -330,6 +334,10 @@ class _Stoppable:
         stopped = self._workspace._stopped
         if stopped is not None and isinstance(error, apsw.InterruptError | apsw.SQLError):
             raise stopped from None
+        writer = self._workspace._writer
+        lacking = shortage(error, 0 if writer is None else writer.db.system_errno)
+        if lacking is not None:
+            raise lacking from error
 
 
 class Writer:

@@ -26,6 +26,11 @@ FULL = "the disk is full, or may only be read; make room: nothing that was answe
 
 FOREIGN_WRITER = "another program has written to the node's file; stop it, and fill this node again"
 
+NO_ROOM_HERE = (
+    "this node has no room for the statement, on the disk of its file or that of its temporary files (TMPDIR); the "
+    "statement did not happen: free some room there, or send it to another node"
+)
+
 NO_FILE = "the process of the statement cannot open another file; end connections, or raise its limit of open files"
 
 NO_MEMORY = why_refused(MemoryError())
@@ -64,10 +69,7 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
             return TooLargeError("SQLite ran out of memory; ask for less at a time", sql=sql)
         # A node without room for decided entries stops: ``Batch.redo`` then fails as well.
         case _ if lacks_room(error, number):
-            return UnavailableError(
-                "this node has no room for the statement, on the disk of its file or that of its temporary files "
-                "(TMPDIR); the statement did not happen: free some room there, or send it to another node"
-            )
+            return UnavailableError(NO_ROOM_HERE)
         case apsw.CantOpenError():
             return UnavailableError(f"{NO_FILE}; the statement did not happen")
         case apsw.CorruptError() if is_of_module(error):
@@ -102,6 +104,31 @@ def is_in_the_text(error: BedrockishError) -> bool:
 def lacks_room(error: apsw.Error, number: int) -> bool:
     """Return whether a write failed because the disk or a limit gives it no room; ``number``: see ``translate``."""
     return isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in NO_ROOM)
+
+
+def is_of_a_file(error: BaseException | None, number: int) -> bool:
+    """Return whether a file could not be written for want of room; ``number``: see ``translate``.
+
+    SQLite raises ``FullError`` also when a database has reached its greatest number of pages, and then writes nothing:
+    apsw adds a frame for a write through a VFS of ours to the traceback.
+    """
+    trace, names = None if error is None else error.__traceback__, set()
+    while trace is not None:
+        names.add(trace.tb_frame.f_code.co_filename.rpartition("/")[2])
+        trace = trace.tb_next
+    if isinstance(error, apsw.FullError):
+        return "vfs.c" in names
+    return isinstance(error, apsw.IOError) and number in NO_ROOM
+
+
+def shortage(error: BaseException | None, number: int = 0) -> UnavailableError | None:
+    """Return the error for a statement of the engine itself that the machine gives no room or file; None for others.
+
+    ``number``: see ``translate``.
+    """
+    if isinstance(error, apsw.CantOpenError):
+        return UnavailableError(f"{NO_FILE}; the statement did not happen")
+    return UnavailableError(NO_ROOM_HERE) if isinstance(error, apsw.Error) and lacks_room(error, number) else None
 
 
 def damaged_page(error: apsw.CorruptError, **details: str) -> DamagedError:

@@ -148,10 +148,13 @@ class AutoIds:
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
         """Return the error for a table whose ids are used up; None without one. SQLite would report a full disk."""
         row: Any = None
-        if self._sequences:
-            row = db.execute("SELECT name FROM main.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
-        if row is None and db.execute("SELECT 1 FROM temp.sqlite_schema WHERE name = 'sqlite_sequence'").fetchone():
-            row = db.execute("SELECT name FROM temp.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
+        try:
+            if self._sequences:
+                row = db.execute("SELECT name FROM main.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
+            if row is None and db.execute("SELECT 1 FROM temp.sqlite_schema WHERE name = 'sqlite_sequence'").fetchone():
+                row = db.execute("SELECT name FROM temp.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
+        except (apsw.FullError, apsw.IOError):  # the disk is full indeed, and SQLite cannot write its temporary file
+            return None
         return None if row is None else _used_up(row[0])
 
     def _next(self, db: apsw.Connection, table: str) -> int | None:

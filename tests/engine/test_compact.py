@@ -72,6 +72,19 @@ def test_compacted_file_keeps_content_and_no_deleted_bytes(file: Path) -> None:
     assert link.is_symlink()
 
 
+def test_compaction_through_a_link_keeps_a_node_from_the_file(file: Path) -> None:
+    """It locked the name of the link, so a node could begin on the file, whose commits the new file lacked."""
+    link = file.parent / "link"
+    link.symlink_to(file)
+    lock = FileLock(file)
+    try:
+        with pytest.raises(ConfigError, match=r"A\.db is in use by another node on this machine"):
+            compact(link, nothing)
+    finally:
+        lock.close()
+    assert sorted(path.name for path in file.parent.iterdir()) == ["A.db", "A.db.lock", "link"]
+
+
 def test_rows_without_keys_keep_their_rowids(file: Path) -> None:
     """SQLite's VACUUM would renumber them."""
     db = apsw.Connection(str(file))

@@ -44,8 +44,8 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
         raise ConfigError(f"{path} is not a file; give the path of the database file itself")
     if not path.exists():
         raise ConfigError(f"{path}: no such file; give the path of a node's database file")
+    path = path.resolve()  # lock and replace the target of a link, which a node locks, too
     lock = FileLock(path)
-    path = path.resolve()  # replace the target of a link, not the link
     fresh = path.with_name(path.name + ".compact")
     try:
         before = path.stat()

@@ -470,7 +470,8 @@ class Session(Calls):
     def _bind_file(self) -> None:
         """Check, now and whenever the file is opened again, that the file belongs to the session's cluster."""
         if self.local is not None:
-            self.local.belong(lambda: self.cluster_id)
+            self.local.belong(lambda: self.cluster_id, lambda token: self._core.see(token))
+            self._core.on_commit = self.local.note_commit
 
     def _close_file(self) -> None:
         """Close the node's file, and the transactions that are open on it."""

@@ -34,7 +34,7 @@ from bedrockish.local import connections
 from bedrockish.local.attached import Attached
 from bedrockish.local.page import SILENT_NS, Facts, Published, now_ns
 from bedrockish.local.program_functions import End, Give, ProgramError
-from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, Pin, Reader, seen_by
+from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, Pin, Reader, note_commit, seen_by
 from bedrockish.sqltext.attach import Order
 
 IDLE_S = 0.1  # a snapshot that is not read for this time is released
@@ -78,6 +78,7 @@ class LocalReads:
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._known: _Known | None = None
         self._is_running = False
+        self._see: Callable[[Token], None] = lambda _: None
         # Ends the statement that the program runs here, for its progress handler; None if no statement runs.
         self.ending: End | None = None
         watch_forks(self)
@@ -103,14 +104,21 @@ class LocalReads:
         """Return the facts that the node publishes; None while no node serves the file. The caller holds ``lock``."""
         return self._snapshots.facts()
 
-    def belong(self, cluster_id: Callable[[], str]) -> None:
+    def belong(self, cluster_id: Callable[[], str], see: Callable[[Token], None]) -> None:
         """Bind the reads to a session's cluster, now and whenever the file is opened again.
+
+        ``see`` merges a token into the session's.
 
         Raises:
             ForeignClusterError: the file belongs to another cluster.
         """
+        self._see = see
         with self.lock:
             self._snapshots.belong(cluster_id)
+
+    def note_commit(self, place: tuple[str, int]) -> None:
+        """Let the later reads of all sessions of this process see a commit of this session."""
+        note_commit(self._snapshots.origin, place)
 
     def _prepare(self, db: apsw.Connection) -> None:
         for given in self.given:
@@ -258,6 +266,7 @@ class LocalReads:
             try:
                 reader = snapshots.newest(token, level, min(DURABLE_S, budget_s))
                 if reader is None:
+                    self._see(snapshots.commits_of_process())
                     return None
                 if budget_s != _FOREVER:
                     self._until = time.monotonic() + budget_s

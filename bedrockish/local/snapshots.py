@@ -6,6 +6,8 @@ otherwise the second snapshot is kept until it is durable. So no read waits for 
 power failure could undo.
 """
 
+import os
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -128,6 +130,34 @@ class Reader:
         return [row[0].lower() for row in self.db.execute("SELECT name FROM main.sqlite_schema WHERE type = 'view'")]
 
 
+Origin = tuple[str, str]  # the path of a file and the id of its cluster; a restored file belongs to another cluster
+_commits: dict[Origin, dict[str, int]] = {}  # leader -> tick of the last commit that a session of this process has made
+_noting = threading.Lock()  # held while ``_commits`` changes
+
+
+def note_commit(origin: Origin, place: tuple[str, int]) -> None:
+    """Remember a commit of this process.
+
+    A program with several connections to a SQLite file sees the commits of each on all others. Otherwise a connection
+    could still show an older snapshot, while the newest one is not durable yet.
+    """
+    leader, tick = place
+    known = _commits.get(origin, {})
+    if tick > known.get(leader, 0):
+        with _noting:
+            known = _commits.get(origin, {})
+            if tick > known.get(leader, 0):
+                _commits[origin] = {**known, leader: tick}
+
+
+def _after_fork() -> None:
+    global _noting
+    _noting = threading.Lock()  # another thread of the parent may have held the old one
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Pin:
     """A ``snapshot`` block, which holds the snapshot as long as the block's frame refers to this object."""
 
@@ -146,6 +176,7 @@ class FileSnapshots:
         published: the node's page; None before the file was opened.
         readers: the first holds the snapshot for reads, the second the next snapshot; empty while the file is closed.
         cluster_id: returns the id of the session's cluster; empty while the session is bound to none.
+        origin: the file and its cluster, from the first opening on.
         pins: the ``snapshot`` blocks that the program is in. They are weak references: if the handler of a signal
             raises while a block begins or ends, its pin is dropped with the block.
         is_read: whether there was a read since the last ``release_idle``.
@@ -158,6 +189,7 @@ class FileSnapshots:
         self.published: Published | None = None
         self.readers: list[Reader] = []
         self.cluster_id: Callable[[], str] = str  # returns an empty text
+        self.origin: Origin = database, ""
         self.pins = weakref.WeakSet[Pin]()
         self.is_read = self.is_log_ending = self.is_closed = False
         self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released
@@ -202,6 +234,7 @@ class FileSnapshots:
     def _check_cluster(self, db: apsw.Connection) -> None:
         """Check that the file belongs to the session's cluster; a restored file belongs to a new cluster."""
         mine, found = self.cluster_id(), read_membership(system.get_meta(db, "membership")).cluster_id
+        self.origin = self._database, found
         if mine and found:
             check_cluster(f"the file {self._database}", found, mine)
 
@@ -289,9 +322,13 @@ class FileSnapshots:
         moment = first.moment
         if moment is None or (moment.batch > facts.durable and not _becomes_durable(published, moment.batch, wait_s)):
             return None
-        if level != STALE and not may_see(moment, token):
+        if level != STALE and not (may_see(moment, token) and covers(moment.vector, self.commits_of_process().vector)):
             return None
         return first
+
+    def commits_of_process(self) -> Token:
+        """Return a token of all commits that sessions of this process have made by the file."""
+        return Token(_commits.get(self.origin, {}))
 
     def _pinned(self) -> Reader:
         first = self.readers[0]

@@ -128,6 +128,7 @@ class ClientCore:
         self.token = token or Token()
         self.cluster_id = ""
         self.values = SessionValues()
+        self.on_commit: Callable[[tuple[str, int]], None] | None = None  # called with the place of each commit
         self.temporary = Temporary()
         self._inherited: frozenset[str] = frozenset()  # transactions and streams that are open in the parent process
         self.is_bound = False  # whether a token or a cursor has bound the session to its cluster
@@ -231,7 +232,7 @@ class ClientCore:
         """Return the core of the same session for a forked child, without the parent's links and transactions."""
         core = ClientCore(self._target, self._draw, self.token, self._backoff)
         core.cluster_id, core.is_bound, core.values = self.cluster_id, self.is_bound, replace(self.values)
-        core.temporary = replace(self.temporary)
+        core.temporary, core.on_commit = replace(self.temporary), self.on_commit
         core._inherited = self._inherited | frozenset(self._homes)
         return core
 
@@ -244,6 +245,7 @@ class ClientCore:
         core = ClientCore(self._target, self._draw, self.token, self._backoff)
         core.cluster_id, core.is_bound, core.values = self.cluster_id, self.is_bound, self.values
         core.temporary, core._inherited, core._numbers = self.temporary, self._inherited, self._numbers
+        core.on_commit = self.on_commit
         return core
 
     def leave(self, now: float, towards: Sequence[Address] = ()) -> list[Effect]:
@@ -353,9 +355,12 @@ class ClientCore:
 
     def _process_reply(self, link: int, reply: wire.Reply, now: float, effects: list[Effect]) -> None:
         """End the call of a reply, or have it sent again."""
-        if isinstance(reply, wire.Answered) and reply.answer.token is not self.token:
-            # Take the token also for a cancelled call, because the node assumes that the session has seen the answer.
-            self.see(reply.answer.token)
+        if isinstance(reply, wire.Answered):
+            if reply.answer.token is not self.token:
+                # Also for a cancelled call, because the node assumes that the session has seen the answer.
+                self.see(reply.answer.token)
+            if reply.answer.place is not None and self.on_commit is not None:
+                self.on_commit(reply.answer.place)
         call = self._calls.get(reply.id)
         if call is None or call.link != link:
             return

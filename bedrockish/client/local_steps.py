@@ -446,6 +446,15 @@ class LocalSteps:
             is_same = logged[-1].told is not None and _results(reply) == [one.told for one in logged]
         except UsageError as error:
             is_same = logged[-1].told is None and error.message == logged[-1].failure and not error.details.get("ended")
+            if not is_same and isinstance(error, SqlError) and self.has_function_for(error):
+                await self._session._call(Step(0, replace(request, statements=()), ROLLBACK), timeout_s)
+                lacked = error.message.partition(": ")[2].split(" ")[0].rstrip(";")
+                raise UnsupportedError(
+                    f"the statement needs the node, which lacks {lacked}, a function or collation of this program that "
+                    "an earlier statement has used; the transaction did not happen: run the two statements in two "
+                    "transactions, or put it into a plugin of the nodes (docs/plugins.md)",
+                    ended=True,
+                ) from error
         if not is_same:
             self._node_next = True
             await self._session._call(Step(0, replace(request, statements=()), ROLLBACK), timeout_s)

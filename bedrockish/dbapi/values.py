@@ -231,6 +231,14 @@ def are_plain(params: Any) -> bool:
     return True
 
 
+def _places(sql: str) -> int:
+    """Return the number of parameters ``?`` in a text; -1 if the text has a mistake."""
+    try:
+        return sum(token.kind == "param" and token.text == "?" for token in tokens(sql))
+    except NotTokensError:
+        return -1
+
+
 def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
     """Return the adapted parameters, by position or by name, ready to be sent.
 
@@ -250,7 +258,8 @@ def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
     if isinstance(params, Mapping):
         return {str(name): stored(value) for name, value in params.items()}
     is_sequence = hasattr(params, "__iter__") or (hasattr(params, "__len__") and hasattr(params, "__getitem__"))
-    if isinstance(params, str | bytes | bytearray | memoryview) or not is_sequence:
+    is_text = isinstance(params, str | bytes | bytearray | memoryview)
+    if not is_sequence or (is_text and len(params) != _places(sql)):  # as in sqlite3, "5" is the same as ("5",)
         raise ProgrammingError(
             "parameters are of unsupported type: they should be a sequence or a map, not "
             f"{type(params).__name__}; for a single one write (value,)"

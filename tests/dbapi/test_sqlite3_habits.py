@@ -159,6 +159,17 @@ def test_surplus_values_are_refused_before_the_statement_runs(made: db.Connectio
     made.rollback()
 
 
+def test_text_with_a_character_for_each_parameter_is_a_sequence(made: db.Connection) -> None:
+    """Programs write ``("5")`` for ``("5",)``, which sqlite3 accepts by chance."""
+    plain = sqlite3.connect(":memory:")
+    for values in ("5", "\u00e9", "ab", b"x", bytearray(b"yz")):
+        sql = f"SELECT {', '.join('?' * len(values))}"
+        assert made.execute(sql, values).fetchall() == plain.execute(sql, values).fetchall()
+    plain.close()
+    with pytest.raises(db.ProgrammingError, match="for a single one write"):
+        made.execute("SELECT ?", "55")
+
+
 def test_surplus_named_values_are_ignored(made: db.Connection) -> None:
     made.isolation_level = None
     for sql in ("BEGIN", "SAVEPOINT p", "ROLLBACK TO p", "RELEASE p", "COMMIT"):

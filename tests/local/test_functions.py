@@ -130,6 +130,20 @@ def test_function_in_the_schema_is_refused(db: Any, table: str) -> None:
     db.rollback()
 
 
+def test_schema_change_after_a_function_of_the_program_names_the_reason(db: Any, table: str) -> None:
+    """A ConflictError would have the program run the transaction again without end."""
+    db.create_function("mine", 1, lambda value: value)
+    db.execute(f"UPDATE {table} SET a = mine(a)")
+    with pytest.raises(dbapi.NotSupportedError, match=r"lacks mine, .* two transactions") as error:
+        db.execute(f"CREATE TABLE {table}_new(a)")
+    assert not error.value.retry
+    db.rollback()
+    db.execute(f"CREATE TABLE {table}_new(a)")
+    db.execute(f"INSERT INTO {table}_new SELECT mine(a) FROM {table}")
+    db.commit()
+    assert db.execute(f"SELECT count(*) FROM {table}_new").fetchone() == (3,)
+
+
 def test_write_outside_of_a_transaction_calls_a_function_that_the_node_lacks(db: Any, table: str) -> None:
     db.isolation_level = None
     db.create_function("twice", 1, lambda value: 2 * value)

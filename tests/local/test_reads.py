@@ -111,28 +111,6 @@ def test_row_is_shown_when_it_is_durable_and_not_before(bench: Bench) -> None:
     assert bench.rows() == [(1,), (2,)]
 
 
-def test_read_shows_the_commits_of_the_process_s_other_connections(bench: Bench) -> None:
-    """A connection that holds an older snapshot, while the newest one is not durable, leaves the read to the node."""
-    bench.keep()
-    assert bench.rows() == []
-    bench.write("INSERT INTO t VALUES (1)")
-    bench.engine.sync()
-    place = ("A", bench.node.tick)
-    bench.write("INSERT INTO t VALUES (2)")
-    assert bench.rows() == [], "the commit of another process: the read does not wait for the disk"
-    other = LocalReads(bench.reads.database)
-    other.open()
-    other.note_commit(place)
-    other.close()
-    seen: list[Token] = []
-    bench.reads.belong(str, seen.append)
-    assert bench.rows() is None
-    assert [token.vector for token in seen] == [{"A": place[1]}], "the node gets the place with the read"
-    assert bench.rows("stale") == []
-    bench.engine.sync()
-    assert bench.rows() == [(1,), (2,)]
-
-
 def test_no_read_waits_for_a_disk(bench: Bench) -> None:
     """While batches are written and not synced, each read gets the last durable one."""
     bench.keep()

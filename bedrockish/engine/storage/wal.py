@@ -41,6 +41,8 @@ class Wal:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._checkpointer: apsw.Connection | None = None
         self._file = db.filename
+        self._place = os.stat(self._file)  # the database file itself, whatever stands at its path later
+        self._is_displaced = False  # whether another file, or none, stood at the path at the last sync
         # Count the frames that a killed process left in the WAL: workspaces read the WAL by themselves.
         self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_NOOP)[0])
         try:
@@ -147,17 +149,42 @@ class Wal:
         """Make every commit before this call durable. May be called in another thread.
 
         Raises:
-            DamagedError: the file is gone, or the disk failed: no commit since the last sync may be acknowledged.
+            DamagedError: the file or its log is gone, or the disk failed: acknowledge no commit since the last sync.
         """
         try:
             if os.fstat(self._fd).st_nlink == 0:
                 raise DamagedError(
                     f"{self._path} was removed while the node runs; stop the node, and fill it again from another one"
                 )
+            self._check_place()
             os.fdatasync(self._fd)
         except OSError as error:
             # After a failed sync the kernel may have dropped the pages: a second sync could succeed without the data.
             raise self._failed("synced", error) from error
+
+    def _check_place(self) -> None:
+        """Check that the database file is at its path: after a kill, its log would be applied to the file there.
+
+        Raises:
+            DamagedError: it was moved, removed or replaced.
+        """
+        try:
+            self._is_displaced = not os.path.samestat(os.stat(self._file), self._place)
+        except (FileNotFoundError, NotADirectoryError):
+            self._is_displaced = True
+        if self._is_displaced:
+            raise DamagedError(
+                f"{self._file} was moved, removed or replaced while the node ran; put it back if it was moved, or else "
+                "run 'bedrockish member replace URL NODE NEW' at the others, and 'bedrockish join URL' for the node NEW"
+            )
+
+    def _take_log_along(self) -> None:
+        """Copy the log into the displaced database file, and remove the log, which fits no other file."""
+        with suppress(apsw.Error):
+            self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                self._path.unlink()
 
     def _frames_by_room(self) -> int:
         """Return at how many frames the WAL restarts so that it leaves room on its disk.
@@ -280,6 +307,8 @@ class Wal:
             self._checkpointer.close()
             self._checkpointer = None
         if self._fd >= 0:
+            if self._is_displaced:
+                self._take_log_along()
             os.close(self._fd)
             self._fd = -1
 

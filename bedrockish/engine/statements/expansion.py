@@ -11,7 +11,7 @@ another trigger may fire it, however many triggers lead there. So the triggers o
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
@@ -35,7 +35,7 @@ _AGGREGATE = re.compile(
 _CONSTRAINT = re.compile(r"\b(?:unique|primary|foreign|references|check)\b", re.IGNORECASE)
 _BETWEEN = frozenset({"NOT", "MATERIALIZED"})
 _QUOTE = re.compile("[\"`']")
-_CLAUSES = ("abort", "fail", "ignore", "replace", "rollback")
+_CLAUSES = {"abort", "fail", "ignore", "replace", "rollback"}
 
 
 @dataclass(slots=True)
@@ -105,11 +105,13 @@ class Expansion:
                 self._add_table(folded(row.name), parsed)
         self._views = {folded(row.name): parsed for row, parsed in rows if row.kind == "view"}
         sizes = self._sizes_of_views(self._views)
-        triggers: dict[str, list[tuple[int, Counter[str]]]] = {}
+        triggers: dict[str, _Fired] = {}
         for row, parsed in rows:
             if row.kind == "trigger":
-                one = self._size(parsed, sizes), parsed.whole.names
-                triggers.setdefault(folded(row.table), []).append(one)
+                triggers.setdefault(folded(row.table), _Fired()).add(self._size(parsed, sizes), parsed.whole.names)
+        with_triggers = set(triggers)
+        for one in triggers.values():
+            one.names &= with_triggers
         fired = {name: _size_of_fired(name, triggers) for name in triggers}
         self._triggers = {name: size for name, size in fired.items() if size > LIGHT}
         self._tables.update((name, size) for name, size in sizes.items() if size > LIGHT)
@@ -232,20 +234,35 @@ def _is_written_out(row: Definition) -> bool:
     return row.kind == "table" and row.sql is not None and _MAY_COMPUTE.search(row.sql) is not None
 
 
-def _size_of_fired(table: str, triggers: Mapping[str, Sequence[tuple[int, Counter[str]]]]) -> int:
-    """Return the tokens of all triggers that a statement on a table may fire, given each table's triggers.
+@dataclass(slots=True)
+class _Fired:
+    """The triggers of a table: their size, the conflict clauses that they may use, and the names that they mention."""
 
-    A trigger is its size, with the names that it mentions. Counting ends at ``STATEMENT_TOKENS``.
+    size: int = 0
+    clauses: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+
+    def add(self, size: int, names: Iterable[str]) -> None:
+        """Add a trigger."""
+        self.size += size
+        self.names.update(names)
+        self.clauses.update(self.names & _CLAUSES)
+
+
+def _size_of_fired(table: str, triggers: Mapping[str, _Fired]) -> int:
+    """Return the tokens of all triggers that a statement on a table may fire, given the triggers of each table.
+
+    Counting ends at ``STATEMENT_TOKENS``.
     """
     size, clauses = 0, {"default"}
     seen, waiting = {table}, [table]
     while waiting and size <= STATEMENT_TOKENS:
-        for one, names in triggers[waiting.pop()]:
-            size += one
-            clauses.update(clause for clause in _CLAUSES if clause in names)
-            fired = [name for name in names if name in triggers and name not in seen]
-            seen.update(fired)
-            waiting += fired
+        one = triggers[waiting.pop()]
+        size += one.size
+        clauses |= one.clauses
+        fired = one.names - seen
+        seen |= fired
+        waiting += fired
     return size * len(clauses)
 
 

@@ -15,8 +15,10 @@ NONE: Settings = frozenset()
 
 _PREFIXES = {LIKE: f"PRAGMA {LIKE}=1;", TRIGGERS: f"PRAGMA bedrockish_{TRIGGERS}=1;"}
 # Possessive quantifiers, because backtracking over a run of blanks could take time cubic in its length.
+_BLANK = r"(?:\s|--[^\n]*+|/\*(?:[^*]|\*(?!/))*+\*/)*+"
+_VALUE = rf"{_BLANK}([+-]?\s*+[0-9.][\w.]*+|\w++|'[^']*+'|\"[^\"]*+\"){_BLANK}"
 _FIRST = re.compile(
-    rf"\s*+PRAGMA\s++(?:main\s*+\.\s*+)?({LIKE}|{TRIGGERS})\s*+(?:=([^;()]*+)|\(([^;()]*+)\)\s*+)?(?:;|$)",
+    rf"\s*+PRAGMA\s++(?:main\s*+\.\s*+)?({LIKE}|{TRIGGERS}){_BLANK}(?:={_VALUE}|\({_VALUE}\){_BLANK})?(?:;|$)",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"0x([0-9a-f]{1,100})|([0-9]{1,100})")

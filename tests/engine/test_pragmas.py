@@ -1,9 +1,11 @@
 """PRAGMAs that applications send: the replicated ones, those for one request, and the refused ones."""
 
+import apsw
 import pytest
 
 from bedrockish.engine.statements.pragmas import is_replicated
-from bedrockish.errors import ConstraintError, UnsupportedError
+from bedrockish.errors import ConstraintError, SqlError, UnsupportedError
+from bedrockish.sqltext.session_settings import first_setting
 from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode
@@ -82,3 +84,41 @@ def test_foreign_keys_may_be_deferred_for_one_request(family: TestNode) -> None:
 )
 def test_pragma_is_replicated_only_if_it_sets_a_number_of_the_file(sql: str, is_one: bool) -> None:
     assert is_replicated(sql) is is_one
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "journal_mode = WAL\nINSERT INTO t VALUES (1)",
+        "synchronous = OFF SELECT 1",
+        "cache_size = -2000 x",
+        "busy_timeout(5) x",
+        "busy_timeout(5",
+        "mmap_size =",
+        "optimize x",
+        "temp_store = - x",
+        "journal_mode = x'00'",
+        "case_sensitive_like = ON SELECT 1",
+        "recursive_triggers = ON\nINSERT INTO t VALUES (1)",
+    ],
+)
+def test_a_pragma_without_a_semicolon_before_the_next_statement_is_refused(node: TestNode, text: str) -> None:
+    """The next statement was left out, and no error was raised."""
+    sql = f"PRAGMA {text}"
+    with pytest.raises(apsw.Error) as plain:
+        apsw.Connection(":memory:").execute(f"EXPLAIN {sql}")
+    assert first_setting(sql) is None
+    if text.startswith(("case", "recursive")):
+        return  # the client sends the text to a node, which refuses it
+    with pytest.raises(SqlError) as ours:
+        node.run(sql)
+    assert ours.value.message == str(plain.value)
+
+
+@pytest.mark.parametrize(
+    "value", [" = ON", "=1;", "(yes)", " = 'on' -- a", "/* a */ = /* b */ true /* c */ ;", "( +1 )"]
+)
+def test_a_setting_of_a_session_may_have_comments(value: str) -> None:
+    found = first_setting(f"PRAGMA recursive_triggers{value}")
+    assert found is not None
+    assert found[:2] == ("recursive_triggers", True)

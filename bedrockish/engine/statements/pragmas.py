@@ -1,13 +1,15 @@
 """The PRAGMAs that a client may use, and the reasons for which others are refused."""
 
+import re
 from collections.abc import Callable
 from itertools import islice
 
 import apsw
 
+from bedrockish.errors import SqlError
 from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, first_setting, is_on
 from bedrockish.sqltext.statement_ends import first_word
-from bedrockish.sqltext.tokenizer import NotTokensError, walk
+from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 
 WORDS_MAX = 12  # the PRAGMAs that a node answers or replicates have fewer tokens
 READABLE = frozenset(
@@ -107,6 +109,9 @@ ANSWERED = {
 }
 """PRAGMA -> its answer; None: a text that sets it gets no result, and SQLite itself answers a query."""
 
+_SHAPES = {"word": "v", "quoted": "v", "string": "v", "number": "n", "blob": "?", "param": "?"}
+_ARGUMENT = re.compile(r"=(?:[+-]?n|v)|\((?:[+-]?n|v)\)")
+_BEGUN = re.compile(r"=(?:[+-]n?|n|v)?|\((?:(?:[+-]?n|v)\)?|[+-])?")
 _SETS_SILENTLY = frozenset(
     {
         *("cell_size_check", "checkpoint_fullfsync", "empty_result_callbacks", "fullfsync"),
@@ -130,6 +135,9 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
 
     Programs written for SQLite begin with such PRAGMAs. At a node these are needless (each commit is durable before it
     is acknowledged, and readers do not block the writer) or have no meaning.
+
+    Raises:
+        SqlError: the PRAGMA has other tokens than a value.
     """
     first = first_word(sql)
     if first not in ("PRAGMA", "REINDEX", "VACUUM"):
@@ -145,6 +153,8 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
         return sql if any(token.is_word("INTO") for token in words[:end]) else "SELECT 1 WHERE 0" + rest
     at = 3 if words[2:3] and words[2].text == "." else 1
     name = (words[at].name or "").lower() if at < end else ""
+    if name in ANSWERED or name == "optimize":
+        _check_argument(words[at + 1 : end], sql)
     if name == "optimize":
         return ("ANALYZE" if lacks_statistics() else "SELECT 1 WHERE 0") + rest
     # The guard refuses a text that switches a setting on in a form that ``first_setting`` does not recognize.
@@ -156,6 +166,24 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
         return sql  # SQLite itself answers a query
     silent = answer is None or (sets and name in _SETS_SILENTLY)
     return ("SELECT 1 WHERE 0" if silent else f"SELECT {answer}") + rest
+
+
+def _check_argument(found: list[Token], sql: str) -> None:
+    """Check that tokens are nothing, or one value of a PRAGMA: ``= value`` or ``(value)``.
+
+    Otherwise the statement behind a missing semicolon would be left out.
+
+    Raises:
+        SqlError: SQLite's text for the first other token, or for a missing one.
+    """
+    shape = "".join(_SHAPES.get(token.kind, token.text[0]) for token in found)
+    if not shape or _ARGUMENT.fullmatch(shape):
+        return
+    begun = _BEGUN.match(shape)
+    at = begun.end() if begun is not None else 0
+    if at == len(found):
+        raise SqlError("incomplete input", sql=sql)
+    raise SqlError(f'near "{found[at].text}": syntax error', sql=sql, offset=found[at].start)
 
 
 def refusal(name: str, argument: str | None, database: str | None) -> str | None:

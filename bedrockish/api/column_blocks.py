@@ -1,4 +1,4 @@
-"""Rows by column: a form in which clients may ask for large results; to encode or decode it takes half as long.
+"""Rows by column: a form in which clients may ask for large results; encoded and decoded in half the time.
 
 A block has a part of the rows: a CBOR list of the number of rows, and then the columns, each in one of these forms:
 

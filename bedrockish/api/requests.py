@@ -162,7 +162,7 @@ class MemberChange:
     address: str = ""  # the address of the node (add, address), or of its successor (replace)
     successor: str = ""  # name of the node that takes the member's place (replace)
     store: str = ""  # id of the file of the added node; empty if it is not known yet
-    # Make the change even if the remaining voters have no quorum until others return, or no admin is left.
+    # Make the change even if the remaining voters have no quorum until further voters return, or no admin is left.
     force: bool = False
     level: int = LEVEL  # the release level of the added node
     role: str = ""  # the user's role (add, grant, revoke)
@@ -182,11 +182,11 @@ class Request:
     timeout_s: float = 30.0  # how long the client waits, in seconds
     change: MemberChange | None = None  # a change of the members, instead of statements
     read_only: bool = False  # refuse the request if it writes
-    # Limit in seconds that replaces ``timeout_s`` if the node is still executing the request then; 0: no extension.
+    # Limit in seconds that replaces ``timeout_s`` for a request that is still executed after ``timeout_s``; 0: none.
     longest_s: float = 0.0
     user: str = ""  # the authenticated user; empty in a cluster without users. No client can set it.
     trace: str = ""  # the ``traceparent`` of the span to which the request belongs; empty if no trace is recorded
-    # If the request is a step of a command, the digest of the whole command; else empty: ``digest_of`` computes one.
+    # If the request is a step of a command, the digest of the whole command; empty: ``digest_of`` computes the digest.
     digest: bytes = b""
     # Name of the session's TEMP objects at the node, with a ``+`` before it if this request makes the first of them;
     # empty if the session has none.
@@ -371,7 +371,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _by_row(one: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a decoded result, whose rows may be by column, with its rows as tuples."""
+    """Return a decoded result with its rows as tuples; the given result may have its rows by column."""
     columns, rows, rowcount, lastrowid, *count = one
     if type(columns) is not tuple or type(rows) is not tuple:
         raise TypeError("columns and rows should be lists")

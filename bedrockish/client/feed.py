@@ -30,7 +30,7 @@ POLL_S = 0.1
 HOLD_S = 10.0  # how often a reader reports its cursor
 HOLD_TIMEOUT_S = STATUS_TIMEOUT_S = 5.0
 SILENT_S = 60.0  # how long safe time may stop before the feed raises an error
-SILENT_NODES = 6  # number of nodes that are asked in turn before this error
+SILENT_NODES = 6  # number of nodes that the feed asks in turn before it raises an error
 
 
 def _feed(after: str | None, tables: Collection[str] | None) -> Feed:

@@ -117,8 +117,8 @@ class LocalSteps:
         """Run statements that only read in this process, and let the node certify their read set.
 
         The read is retried after a conflict. After ``STRICT_TRIES`` conflicts the node runs the statements, because
-        it reads its newest rows before they are durable. It lacks the program's functions and attached files, so a
-        session with any of these retries until the timeout. Return the results; None if the node must run the
+        it reads its newest rows before they are durable. The node lacks the program's functions and attached files, so
+        a session with any of these retries until the timeout. Return the results; None if the node must run the
         statements.
 
         Raises:
@@ -267,10 +267,7 @@ class LocalSteps:
     def explained(
         self, one: LocalTransaction, error: BedrockishError, before: Sequence[Result] = ()
     ) -> BedrockishError:
-        """Return the caller's error for a statement after those with the results ``before``.
-
-        Forget a transaction that is over.
-        """
+        """Return the caller's error for the statement after the results ``before``; forget an ended transaction."""
         if not isinstance(error, UsageError):
             self.transactions.forget(one.request.command)
             return error
@@ -410,10 +407,7 @@ class LocalSteps:
     async def _move(
         self, one: LocalTransaction, log: list[Logged], what: Step, before: Sequence[Result], timeout_s: float
     ) -> list[Result]:
-        """Move the transaction to the node: repeat its log there, then run ``what`` without its first statements.
-
-        These have the results ``before``.
-        """
+        """Move the transaction to the node: repeat its log there, run the statements of ``what`` after ``before``."""
         self.transactions.forget(what.request.command)
         await self._give_back(one, timeout_s)
         op = BEGIN

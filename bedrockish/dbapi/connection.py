@@ -290,7 +290,7 @@ class Connection:
         return lines()
 
     def backup(self, target: sqlite3.Connection, **_: Any) -> None:
-        """Copy a snapshot of the database into an empty sqlite3 database. ``bedrockish backup`` makes a node's file.
+        """Copy a snapshot of the database into an empty sqlite3 database. ``bedrockish backup`` copies a node's file.
 
         Raises:
             TypeError: the target is not a connection of sqlite3.
@@ -378,7 +378,7 @@ class Connection:
         self._register("collation", "collation", name, callback)
 
     def lacks(self, name: str) -> bool:
-        """Return whether a node's file is open, and the program has registered no function of that name."""
+        """Return whether the connection has a node's file, and the program has registered no function of that name."""
         return self._link.file is not None and not self._local.has(name)
 
     def _register(self, kind: str, maker: str, name: str, *arguments: Any, **options: Any) -> None:
@@ -512,7 +512,7 @@ class Connection:
 
     def _run(self, what: Callable[[Session], T]) -> T:
         """Call a function with the session, under the connection's lock; raise the exceptions of PEP 249."""
-        if self._opened is None:  # then the lock is missing as well; ``_check`` raises
+        if self._opened is None:  # a derived class did not call __init__, so the lock is missing; ``_check`` raises
             self._check()
         with self._lock:
             self._check()
@@ -576,7 +576,7 @@ def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
             schema_commits: make CREATE, ALTER and DROP transactions of their own that first commit the open
                 transaction, as MySQL does; otherwise they join the open transaction.
             detect_types: ``PARSE_COLNAMES`` converts columns named ``x [typename]``, ``PARSE_DECLTYPES`` columns whose
-                table declares such a type; with both, the name comes first.
+                declared type has a converter; with both, the converter of the name has precedence.
             token: the ``token`` of another session, whose commits the new session sees.
 
         Raises:

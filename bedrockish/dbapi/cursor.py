@@ -312,7 +312,7 @@ class Cursor:
         return row if self.row_factory is None else self.row_factory(self, row)
 
     def _converted(self, converter: Callable[[bytes], Any] | None, value: Any) -> Any:
-        """Return the value as the converter makes it, or without a converter, the text factory."""
+        """Return a value converted by the converter; without a converter, a text as made by the text factory."""
         if converter is not None and value is not None:
             data = value if isinstance(value, bytes) else str(value).encode()
             return converter(data) if data else None  # as in sqlite3, an empty value becomes None

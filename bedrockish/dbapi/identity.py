@@ -1,4 +1,4 @@
-"""The id of the cluster of a URL or a path: two of them may name one cluster."""
+"""The id of the cluster that a URL or a path names: two different URLs may name the same cluster."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from bedrockish.errors import BedrockishError
 
 
 def cluster_id(url: Where, seconds: float) -> str:
-    """Return the id; empty if no node can be asked in the given time."""
+    """Return the cluster's id; empty if no node can be asked in the given time."""
     try:
         target = target_of(url)
         target = replace(target, connect_timeout_s=min(seconds, target.connect_timeout_s))

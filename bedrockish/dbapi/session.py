@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Statement = tuple[str, Any]
 
 LEGACY_TRANSACTION_CONTROL = -1
-REPLAYS, REPLAYED_MAX = 5, 1_000  # how often a lost transaction is repeated, and how many statements it may have
+REPLAYS, REPLAYED_MAX = 5, 1_000  # most repetitions of a lost transaction, and most statements of a repeated one
 FIRST_TRIES = 5  # how often the first statement of a transaction is tried before its error is raised
 NOTHING = Rows((), [])
 KEYS_OFF, LEGACY = "PRAGMA foreign_keys = OFF", "legacy_alter_table"
@@ -191,14 +191,14 @@ class Session:
             # The PRAGMA runs in the transaction, so that a replay repeats it between the same statements.
             return self._inside([(sql, params)])[0]
         switch = switch_of(sql)
-        if switch is None or (self._open is None and switch == (LEGACY, True)):  # the node refuses this PRAGMA alone
+        if switch is None or (self._open is None and switch == (LEGACY, True)):  # PRAGMA on its own: a node refuses it
             return None
         self._trace(sql)
         return self._switch_legacy(switch[1]) if switch[0] == LEGACY else self._switch(switch[1])
 
     @property
     def _needs_no_pragma(self) -> bool:
-        """Whether a schema statement needs no PRAGMA: keys are enforced, or the transaction has set them already."""
+        """Whether a schema statement needs no PRAGMA: keys are enforced, or the transaction has executed one."""
         return self.foreign_keys or self._unchecked or self._is_switched
 
     @property
@@ -343,7 +343,7 @@ class Session:
             except SqlError as error:
                 if not self.link.has_temporary or not error.message.startswith("no such"):
                     raise
-            # It is a TEMP object, which the database does not have.
+            # The statement names a TEMP object, which the database does not have.
             return self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
         if self.link.has_temporary:  # the transaction can change TEMP objects only
             return self._inside([(sql, params)])[0]
@@ -404,7 +404,7 @@ class Session:
         """Repeat the statements of a lost transaction; return whether each had the same result as before.
 
         The new transaction then replaces the lost one. The transaction stays lost if a result differs, such as the
-        rowid of a new row, or if it has too many statements.
+        rowid of a new row, or if the transaction has too many statements.
         """
         log = list(self._replayed)
         if not error.retry or not log or sum(len(statements) for statements, _ in log) > REPLAYED_MAX:

@@ -11,7 +11,7 @@ from bedrockish.sqltext.literals import literal
 from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows, parse_virtual, shadow_names
 
 OURS = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
-ORDER = "type = 'table' DESC, CASE type WHEN 'table' THEN name END, rowid"  # as sqlite3's iterdump has it
+ORDER = "type = 'table' DESC, CASE type WHEN 'table' THEN name END, rowid"  # the order of sqlite3's iterdump
 OBJECTS = f"SELECT name, type, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {OURS} ORDER BY {ORDER}"
 Run = Callable[..., Iterable[tuple[Any, ...]]]
 
@@ -26,7 +26,7 @@ def quoted(name: str) -> str:
 
 
 class Blob:
-    """One value of a row, read as a file. It is a copy made when it was opened, and read-only: use UPDATE to write."""
+    """One value of a row, copied when the blob is opened, and read as a file. The copy is read-only: UPDATE writes."""
 
     def __init__(self, value: bytes, check: Callable[[], None]) -> None:
         self._file: io.BytesIO | None = io.BytesIO(value)
@@ -256,7 +256,7 @@ def copy(run: Run, target: sqlite3.Connection) -> None:
             target.execute(sql)
             names = [quoted(name) for name in columns_of(run, name, sql)]
             rowid = None if is_virtual(sql) else rowid_of(run, name)
-            names += [rowid] if rowid is not None else []  # other tables may refer to rows by it
+            names += [rowid] if rowid is not None else []  # other tables may refer to rows by rowid
             columns, marks = ", ".join(names), ", ".join("?" for _ in names)
             insert = f"INSERT INTO {quoted(name)}({columns}) VALUES ({marks})"
             target.executemany(insert, rows_of(run, name, columns))

@@ -34,7 +34,7 @@ IDLE_S = 75.0  # seconds that a caller has for a whole head, and for each part o
 BODY_BYTES_S = 16 << 10  # a body of n bytes must arrive within IDLE_S + n / BODY_BYTES_S seconds
 LOOK_S = 1.0
 FAREWELL_S, FAREWELL_READS = 1.0, 64
-SAFETY = {  # on every reply: other sites cannot embed or read it, and browsers do not guess its type
+SAFETY = {  # headers of every reply: other sites cannot embed or read replies, and browsers do not guess types
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

@@ -24,7 +24,7 @@ from bedrockish.node.runtime import Runtime
 from bedrockish_net.handshake import BROKEN
 
 OPEN = ("/livez", "/")  # paths without a login: they contain no data
-HOST_CHARACTERS_MAX = 300  # a name has 253, and a port 5
+HOST_CHARACTERS_MAX = 300  # of a Host header; a name has at most 253, and a port 5
 
 Headers = Mapping[str, str]
 

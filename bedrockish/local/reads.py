@@ -431,7 +431,7 @@ class LocalReads:
 
 
 def _never() -> bool:
-    """Return False: the caller waits for the read until it is over."""
+    """Return False: the caller waits until the read is over."""
     return False
 
 

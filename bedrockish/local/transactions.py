@@ -230,7 +230,7 @@ class LocalTransactions:
         found = self._open.get(command)
         if found is not None:
             found.end()
-            self._open.pop(command, None)  # afterwards: an exception of a signal's handler may come in between
+            self._open.pop(command, None)  # last: after an exception of a signal's handler, a later call ends it
 
     def end_late(self) -> None:
         """End transactions that have been open for ``OPEN_S``, because each blocks the node's checkpoints."""

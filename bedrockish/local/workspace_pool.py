@@ -51,7 +51,7 @@ class FileWorkspace:
         reader = self._connect()
         try:
             self._wal = os.open(published.database + "-wal", os.O_RDONLY | os.O_CLOEXEC)
-            self.schema = pool.schema(reader, facts, -1)  # in the transaction of ``connect``, so of one snapshot
+            self.schema = pool.schema(reader, facts, -1)  # before the ROLLBACK, so of one snapshot
             reader.execute("ROLLBACK")
             self._first: apsw.Connection | None = reader
             locks = RowLocks(lambda: self.schema.known.schema)

@@ -57,7 +57,7 @@ def say_last(link: Link) -> None:
 
 
 async def drain(runtime: Runtime, departure: Departure) -> None:
-    """Refuse new requests; return when the answers to the requests under way are sent, or after some seconds."""
+    """Refuse new requests; wait until the requests under way are answered, but only for some seconds."""
     runtime.refuse_new()
     await _poll(lambda: runtime.is_busy(time.monotonic()), LONG_S)
     runtime.give_up(runtime.workers.requests)
@@ -77,7 +77,7 @@ async def drain(runtime: Runtime, departure: Departure) -> None:
 
 
 async def _poll(holds: Callable[[], bool], seconds: float) -> None:
-    """Return when a condition was found false twice in a row, or after some seconds.
+    """Wait until a condition was found false twice in a row, at most for ``seconds``.
 
     After a stall of the loop, messages that are still unread may make the condition true again. The loop reads them
     between the two checks.

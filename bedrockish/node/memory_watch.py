@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 MEMORY_S = 0.25  # seconds between two checks of the bytes that transactions and links hold
 WAITING_BYTES_MIN = 1 << 20  # a client with fewer bytes waiting does not count as one that does not read
 STUCK_S = 5.0  # a client that has read nothing for this long loses its link when half of the memory is used
-STUCK_S_MIN = 1.0  # replaces ``STUCK_S`` when all memory is used, for HTTP clients and for the client with most memory
+STUCK_S_MIN = 1.0  # in place of ``STUCK_S`` if all memory is used: for HTTP clients, and the client with most memory
 IDLE_S = 15.0  # a node that has been idle for this long frees memory
 # How often an idle node frees memory: some of it, such as the conflict window, becomes free a minute or two later.
 IDLE_LOOKS = 10

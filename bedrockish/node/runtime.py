@@ -138,7 +138,7 @@ class Runtime:
         self._checkpoints = Checkpoints(engine, self.faults)
         self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
         self._failed = False  # whether the loop has failed: in the middle of a step, or by damage
-        self.is_leaving, self.http_calls = False, 0  # whether new requests are refused; running HTTP requests
+        self.is_leaving, self.http_calls = False, 0  # whether new requests are refused; how many HTTP requests run
         self._executions = Executions(self, self._groups)
         self._nursery: trio.Nursery | None = None
 
@@ -284,7 +284,7 @@ class Runtime:
         """Stop the long reads of a client that has gone; its writes go on, because it may ask for their outcome."""
         for number, waiter in list(self.waiters.open.items()):
             if waiter.owner is owner and only_reads(waiter.request):
-                waiter.is_left = True  # if its turn is still to come
+                waiter.is_left = True  # a read that has not begun is not executed
                 self.workers.leave_request(number)
 
     def submission(
@@ -310,7 +310,7 @@ class Runtime:
         return told
 
     async def durable(self) -> None:
-        """Return when every write so far is durable."""
+        """Wait until every write so far is durable."""
         mark = trio.Event()
         self.gate.kept.marks.append(mark)
         self._loop.ring()
@@ -374,7 +374,7 @@ class Runtime:
             self.gate.begin()
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
-            nursery.start_soon(self._loop.watch_time)  # without this part of the loop, the core would not wake
+            nursery.start_soon(self._loop.watch_time)  # wakes the loop when the core has work at a certain time
             memory = self.engine, self.config.limits, self.transactions, self.output, self.callers
             idle = self.engine, self.reports.latency
             for what, watch in (

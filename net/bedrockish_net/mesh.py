@@ -372,7 +372,7 @@ class Mesh:
         with peer.scope:
             while True:
                 began = trio.current_time()
-                peer.redial_now = trio.Event()  # now, so that it is set if the peer opens a link during the attempt
+                peer.redial_now = trio.Event()  # made first: a link that the peer opens during the attempt sets it
                 link = None
                 try:
                     link = await self._dial(node, peer)

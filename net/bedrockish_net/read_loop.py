@@ -32,7 +32,7 @@ class Courtesy:
     were readable after them, and useless calls pause.
     """
 
-    WORTH_S = 250e-6  # most time of giving way for each readable socket that it brings: that of ten session reads
+    WORTH_S = 250e-6  # the most seconds that a readable socket is worth: the time of ten session reads
     SHARE = 1 / 8  # the weight of the last call in the averages, which begin at 0
     REST = 50 / SHARE  # a pause lasts as long as this many average calls, so that at most 2 % of the time is lost
     REST_MIN_S = 0.002

@@ -190,7 +190,7 @@ class Link:
         self.send_nowait(payload)
 
     async def wait_for_room(self, size: int, most: int) -> None:
-        """Wait until the outbox is empty, or ``most`` bytes have room for it and ``size`` more, or the link ends."""
+        """Wait until the outbox is empty, or with ``size`` further bytes has at most ``most``, or the link ends."""
         await trio.lowlevel.checkpoint()
         while not self._over and self._outbox_bytes and self._outbox_bytes + size > most:
             await self._senders.park()

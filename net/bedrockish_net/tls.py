@@ -117,7 +117,7 @@ def _certificate_of(stream: "trio.abc.Stream") -> Mapping[str, Any] | None:
         return None
     try:
         return stream.getpeercert() or {}
-    except ValueError as error:  # "handshake not done yet": the connection broke, as our code asks after the handshake
+    except ValueError as error:  # "handshake not done yet": the connection broke after the handshake
         raise trio.BrokenResourceError from error
 
 

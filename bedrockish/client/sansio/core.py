@@ -58,7 +58,7 @@ from bedrockish.sqltext.session_values import SessionValues
 from bedrockish_journal.model.vector import merge
 from bedrockish_net.limits import Limits
 
-IN_FLIGHT_MAX = 64  # unanswered calls on one link; a node reads no further calls before it has answered these
+IN_FLIGHT_MAX = 64  # the most unanswered calls on a link; with so many, a node reads no further call
 DIAL_TIMEOUT_S = 3.0
 ONLY_READ_MAX = 1_000  # how many of the latest commands that only read are remembered
 PATIENCE_S = 2.5  # time limit of a command's first attempt if there are other nodes; doubled with each attempt
@@ -357,7 +357,7 @@ class ClientCore:
         """End the call of a reply, or have it sent again."""
         if isinstance(reply, wire.Answered):
             if reply.answer.token is not self.token:
-                # Also for a cancelled call, because the node assumes that the session has seen the answer.
+                # The answer of a cancelled call counts, too: the node assumes that the session has seen the answer.
                 self.see(reply.answer.token)
             if reply.answer.place is not None and self.on_commit is not None:
                 self.on_commit(reply.answer.place)
@@ -369,7 +369,7 @@ class ClientCore:
             outcome: wire.Answered | wire.Told | BedrockishError = reply
             if isinstance(call.what, Request):
                 self._note_only_read(call.what, reply)
-            elif isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS:  # STATEMENTS ends nothing
+            elif isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS:  # STATEMENTS ends no transaction
                 if call.what.op == wire.COMMIT:
                     self._note_only_read(call.what.request, reply)
                 outcome = self._process_step(link, call, reply)

@@ -238,7 +238,7 @@ class Session:
         if self._lost is not None:
             raise self._lost
         switched = switch_of(statement.sql)
-        if switched is not None and (self._open is not None or switched != (LEGACY, True)):  # refused by the node
+        if switched is not None and (self._open is not None or switched != (LEGACY, True)):  # else a node refuses it
             if is_last and switched == ("foreign_keys", False) and self.autocommit:
                 raise UsageError(f"PRAGMA foreign_keys: the setting would end with {LAST.format('the PRAGMA')}")
             return await (self._switch_legacy if switched[0] == LEGACY else self._switch)(switched[1])
@@ -341,7 +341,7 @@ class Session:
         return Result((), [])
 
     def _with_keys(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """Return statements, after PRAGMA foreign_keys = OFF if they change the schema and only the stream has it."""
+        """Return statements; put the stream's PRAGMA foreign_keys = OFF before those that change the schema."""
         changes = any(kind_of(statement.sql) == SCHEMA for statement in statements)
         if self._keys or not changes or (self._open is not None and (self._unchecked or self._is_switched)):
             return statements

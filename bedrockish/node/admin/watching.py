@@ -109,7 +109,7 @@ class Room:
         return f"{self._path} cannot be written: {why}" if why else ""
 
     async def wait(self) -> None:
-        """Return when the file can be written."""
+        """Wait until the file can be written."""
         await trio.sleep(self._pause_s)
         while why := await trio.to_thread.run_sync(self._why_not_now):
             if why != self.why:

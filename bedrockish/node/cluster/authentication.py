@@ -46,8 +46,8 @@ from bedrockish_net.x509 import read_certificate
 logger = logging.getLogger(__name__)
 
 LOOK_S = 30.0  # seconds between two checks of this node's own certificate
-TRIES_MAX = 10  # wrong passwords of one user from one address in WINDOW_S
-ADDRESS_TRIES_MAX = 100  # wrong passwords of all users from one address in WINDOW_S
+TRIES_MAX = 10  # most wrong passwords of one user from one address in WINDOW_S
+ADDRESS_TRIES_MAX = 100  # most wrong passwords of all users from one address in WINDOW_S
 USER_CHARACTERS_MAX = 100
 WINDOW_S = 60.0
 ADDRESSES_MAX = 10_000
@@ -310,7 +310,7 @@ class Gate:
             return ""
         found = self._hash_of(user)
         kept = found or self._nobody
-        text = f"{kept}:{len(user)}:{user}{password}"  # with the hash: a seal of an earlier password does not match
+        text = f"{kept}:{len(user)}:{user}{password}"  # has the hash: the seal of an earlier password does not match
         seal = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
         if found is not None and hmac.compare_digest(self._known.get(user, b""), seal):
             return ""

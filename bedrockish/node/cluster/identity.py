@@ -33,7 +33,7 @@ OLDER_RELEASE = "older_release"  # the code with which a node of a too low relea
 ASK_S = 2.0  # how long one member may take to answer
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # pause between two rounds of questions to the members
 SAY_S = 10.0  # seconds between two lines in the log while no member answers
-QUIET_S = 3.0  # seconds before the first such line: nodes that are started together do not find each other at once
+QUIET_S = 3.0  # seconds before the first of these lines: nodes that start together need some time to connect
 
 
 def judge_identity(hello: Hello, membership: Membership) -> Refusal | None:

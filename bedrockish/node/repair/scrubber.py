@@ -209,7 +209,7 @@ class Scrubber:
                 await call({"do": "scrub"})  # the damaged node compares, too, and then repairs itself
 
     async def fits_journal(self) -> tuple[bool | None, str]:
-        """Return whether the tables equal a replay of this node's journal, or None if it is not whole; and why."""
+        """Return whether the tables equal a replay of this node's journal (None: the journal is not whole), and why."""
         try:
             fits = await trio.to_thread.run_sync(
                 refill.fits_journal,

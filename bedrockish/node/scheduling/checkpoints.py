@@ -10,7 +10,7 @@ from bedrockish.node.scheduling.faults import Faults
 
 logger = logging.getLogger(__name__)
 
-AGAIN_S = 1.0  # seconds from a failed checkpoint to the next one: each batch would begin and log another one
+AGAIN_S = 1.0  # seconds from a failed checkpoint to the next: else each batch would begin one, and log its failure
 
 
 class Checkpoints:

@@ -256,5 +256,5 @@ class DirectReads:
                 self._node.stop(error)
 
     def close(self) -> None:
-        """Close the connection; no task runs any more."""
+        """Close the connection, after all tasks have ended."""
         self._reads.close()

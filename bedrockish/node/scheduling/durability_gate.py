@@ -112,7 +112,7 @@ class DurabilityGate:
         kept, self.kept = self.kept, Kept()
         self._closed = kept
         wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
-        if self._boundary.actions and not engine.batch.is_dirty:  # the file lacks applied entries of a dirty batch
+        if self._boundary.actions and not engine.batch.is_dirty:  # a dirty batch has entries that the file lacks
             self._boundary.reach()
         if wrote:
             self._sync(kept)
@@ -149,7 +149,7 @@ class DurabilityGate:
             self._synced(kept, batches, error)
         except Exception as fault:  # the loop's task ends the node, because all other tasks wait for it
             self._node.stop(fault)
-        self._node.ring()  # not at once: clients that were just answered may send requests that share a batch
+        self._node.ring()  # begins no batch here: clients that were just answered may send requests for it
 
     def _synced(self, kept: Kept, batches: int, error: BaseException | None) -> None:
         self._open()

@@ -5,8 +5,8 @@ with its traceback, and is counted. The node stops for damage, wherever it is fo
 error for a page that cannot be read), and for a ``BaseException`` that is not an ``Exception``.
 
 A failure of the disk outside of a commit is not a bug, and does not stop the node either: no decision is lost if
-another thread cannot read or copy data. The exception is reported as a failure of the disk. A limit of the machine,
-such as that of threads, is reported as one: another node may have room for the request.
+another thread cannot read or copy data. The exception is reported as a failure of the disk. A failure at a limit
+of the machine, such as that of threads, is reported as such: another node may have room for the request.
 """
 
 import logging

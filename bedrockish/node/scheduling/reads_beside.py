@@ -86,7 +86,7 @@ class ReadsBeside:
         node.waiters.answered(waiter)
 
     def close(self) -> None:
-        """Close the connection; no task runs any more."""
+        """Close the connection, after all tasks have ended."""
         self._reads.close()
 
     async def run(self) -> None:

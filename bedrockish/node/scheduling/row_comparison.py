@@ -27,7 +27,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 STAGED_S = 30.0  # how long rows stay unpacked if they are not applied
 LOOK_S = 0.5  # seconds between two tests whether the rows are applied
-KEPT_MAX = 16  # stored verdicts; some are never read, because their transactions have ended
+KEPT_MAX = 16  # most stored verdicts; some are never read, because their transactions have ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Boundary:
         self.call(stop)
 
     async def begin(self, action: Callable[[], None], durable: Durable, *, is_open: bool) -> None:
-        """Run an action on committed rows, and return when these rows are durable.
+        """Run an action on committed rows, and wait until these rows are durable.
 
         Args:
             action: runs in the node's loop.
@@ -130,8 +130,8 @@ class Snapshots:
     async def wait_for_writer(self) -> None:
         """Wait until no other thread has the engine's connection; the caller may use it until its next checkpoint.
 
-        The guard of the connection checks every statement that is compiled while the caller compiles a client's: it
-        would refuse BEGIN to that thread, or the client for that BEGIN.
+        While the caller compiles a client's statement, the connection's guard checks all statements: it would refuse
+        another thread's BEGIN, or take that BEGIN for the client's.
         """
         while self._engine.batch.is_away:
             await self._durable()

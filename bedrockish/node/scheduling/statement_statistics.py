@@ -18,8 +18,8 @@ from bedrockish_journal.model.value import value
 
 logger = logging.getLogger(__name__)
 
-TEXTS_MAX = 1_000  # normalised texts with statistics
-SENT_MAX = 2_000  # texts as sent, with their normalised texts, in the cache
+TEXTS_MAX = 1_000  # the most normalised texts with statistics
+SENT_MAX = 2_000  # the most texts as sent whose normalised texts are cached
 REFUSED = "(refused: invalid SQL, or SQL that the user may not run)"
 
 

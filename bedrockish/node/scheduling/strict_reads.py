@@ -28,7 +28,7 @@ from bedrockish.node.scheduling.durability import Done, MakePrepared
 from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish_journal.model.vector import Vector
 
-READS_MAX = 256  # reads that share a question
+READS_MAX = 256  # the most reads that share a question
 NOWHERE: Vector = {}
 PAUSE_S = 0.02  # how long reads go to the core after the answer "there may be newer commits"
 
@@ -128,7 +128,7 @@ class StrictReads:
     def _result(self, read: StrictRead, prepare: MakePrepared) -> Answer | None:
         """Return the answer of a read that a program has executed; None if a newer commit is applied by now."""
         state = self._node.core.state
-        # Its state lacks that commit, so the question would fail for the other reads, too.
+        # The read's state lacks the newer commit, so the question would fail for the other reads, too.
         if not self._is_newest(read.base):
             return None
         try:

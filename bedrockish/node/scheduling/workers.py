@@ -42,7 +42,7 @@ CLOCKS = 256  # values of the clock that a thread gets at a time
 SWITCH_S = 0.0005  # how long a thread keeps Python's interpreter; by default ten times that
 BULKY_BYTES = 1 << 20  # bytes of a value, above which binding it would block the loop
 STUCK_S = 5.0  # seconds after which a stopped job that still runs, in a plugin's function, counts as stuck
-LEAVE_S = 0.5  # seconds that jobs have to stop when the node stops
+LEAVE_S = 0.5  # how long a stopping node waits for its jobs to stop, in seconds
 
 Action = Callable[[Workspace], Any]
 T = TypeVar("T")
@@ -188,7 +188,7 @@ class WorkerPool:
         self._add(Job(request_id, request, action, clock))
 
     async def run(self, request: Request, action: Callable[[Workspace], T]) -> T:
-        """Run an action in a place and return its result to the caller; the core has no request for it."""
+        """Run an action that belongs to none of the core's requests, as soon as a place is free; return its result."""
         found: list[Any] = []
         over = trio.Event()
 
@@ -210,7 +210,7 @@ class WorkerPool:
         return result
 
     def scope(self, command: str, clock: int) -> Scope:
-        """Return the scope of the clock's functions for an open transaction's statement that runs in another thread."""
+        """Return the values of the clock's functions for an open transaction's statement that runs in a worker."""
         scope = Scope(locks=self._engine.locks)
         scope.begin_in_worker(command, clock, self._new_clocks().take)
         return scope

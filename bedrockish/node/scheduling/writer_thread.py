@@ -47,7 +47,7 @@ class _Job(Generic[T]):
         self._found: Any = None  # the ``Outcome`` that trio makes of the action's result or error
 
     def wait(self) -> None:
-        """Return when the action is done; in the action's own thread, return at once."""
+        """Wait until the action is done; in the action's own thread, return at once."""
         if self._thread != get_ident():
             self._over.wait()
 

@@ -61,7 +61,7 @@ class Stream:
     token: Token  # the state that the stream shows
     snapshot: Snapshot  # the snapshot that it reads
     batches: Batches  # its rows
-    since: float  # when it began, in seconds
+    since: float  # when the stream began, in seconds
     touched: float  # when a batch was last taken, in seconds
     rows: int = 0  # the number of rows that were taken
     is_busy: bool = False

@@ -19,7 +19,7 @@ from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.callers import has_room
 from bedrockish.node.transactions.lending import Lending
 
-GROWN_MAX = 8  # workspaces at a time; each keeps two connections and up to 48 MiB of pages
+GROWN_MAX = 8  # most workspaces at a time; each keeps two connections and up to 48 MiB of pages
 
 
 class GrownTransaction(OverlayTransaction):

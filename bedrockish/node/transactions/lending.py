@@ -44,7 +44,7 @@ class Lending:
     async def begin(self, work: TransactionWork, workspace: TransactionWorkspace, take: Callable[[], None]) -> None:
         """Give a transaction a workspace; ``take`` takes the snapshot, between two batches.
 
-        The client is told contents of the snapshot, so this waits until its commits are durable.
+        The client is told contents of the snapshot, so this call waits until the snapshot is durable.
         """
         work.workspace, work.lent = workspace, True
         try:

@@ -332,7 +332,7 @@ class Transactions:
             yield tx.turn.acquire
         try:
             while self._engine.batch.is_away:
-                yield self._durable  # otherwise its statement would block the loop until the other thread has finished
+                yield self._durable  # otherwise the step would block the loop until the other thread has finished
             self._find(tx.owner, tx.name)
         except BaseException:
             tx.turn.release()
@@ -577,7 +577,7 @@ class Transactions:
         return size
 
     def _ordinary(self, tx: OpenTransaction, statement: Statement, room: int) -> steps.Steps[tuple[Result, int]]:
-        """Run one text of a transaction that does not change the schema, or not yet."""
+        """Run one text of a transaction that has not changed the schema so far."""
         work, interactive = tx.work, self._interactive
         taken = 0
         last: Result | None = None

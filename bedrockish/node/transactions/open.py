@@ -26,7 +26,7 @@ class OpenTransaction:
     owner: object  # the link to which the transaction belongs
     caller: str  # the user or the address to whose share the transaction counts
     work: TransactionWork  # the work that the transaction has done so far
-    since: float  # when it began, in seconds
+    since: float  # when the transaction began, in seconds
     touched: float  # when its last statement ended, in seconds
     rights: Rights | None  # the rights of its user at its last step; None: all rights
     config: int  # the version of the membership that grants these rights
@@ -112,7 +112,7 @@ def _kept_of(caller: str, everyone: Collection[OpenTransaction]) -> tuple[int, i
 
 
 def checked(access: Access, user: str, prepare: Callable[[], Prepared]) -> Callable[[], Prepared]:
-    """Return a function that calls ``prepare`` after a check that the user still has the rights that it has now."""
+    """Return a function that calls ``prepare`` after a check that the user still has the rights of this moment."""
     before = access.of(user)
 
     def prepare_checked() -> Prepared:

@@ -206,6 +206,6 @@ class Programs:
         elsewhere = self._elsewhere
         if elsewhere is not None:
             return map_of(await (await elsewhere.reach())._call(Ask(0, UPKEEP, asked=dict(asked)), LEASE_S))
-        while self._engine.batch.is_away:  # again: the next batch may have been handed over before this task runs
+        while self._engine.batch.is_away:  # another thread may get the writer again before this task runs
             await self._durable()
         return {"ids": self._ids(table, above, count)}

@@ -110,7 +110,7 @@ class StatementRunner:
             run = partial(resume, work=done, statement=statement, room=room)
             result, size, error = await self._workers.run(request, run)
         finally:
-            if work.ended:  # it ended while it was resumed: only this code can release the rows that it has locked
+            if work.ended:  # the transaction ended during the run: only this code can release its locks
                 self._engine.locks.release(work.command)
         sets = work.sets
         assert sets is not None

@@ -85,7 +85,7 @@ class TemporaryObjects:
             work.workspace.close()
         running = TemporaryTransaction(held.workspace, work, tick)
         await self._lending.begin(work, running, partial(self._take_snapshot, work, running))
-        if work.workspace is not running:  # it was ended, and the session's next transaction may have the workspace
+        if work.workspace is not running:  # ended; perhaps the session's next transaction has the workspace
             raise UnavailableError("the transaction was ended; it did not happen")
         await self._lending.run(work, running.open)
         return work.base

@@ -33,7 +33,7 @@ SUFFIX, ID_MAX = "+level", 200  # the end of a question's command id, and the mo
 
 
 async def reach_level(submit: Submit, engine: Lends, request: Request) -> None:
-    """Return when this node has applied every commit that was acknowledged before the call.
+    """Wait until this node has applied every commit that was acknowledged before the call.
 
     Raises:
         UnavailableError: within the time of the request no majority has answered, or a transaction has not ended.

@@ -19,7 +19,7 @@ from bedrockish_journal.spark.source.feeds import Feed, open_feed
 from bedrockish_journal.spark.source.inputs import Inputs
 from bedrockish_journal.spark.source.plans import Wanted
 
-MOST = 100  # findings of an audit that are looked up
+MOST = 100  # most findings of an audit that are looked up
 Row = tuple[str, str, str | None]  # transaction, table, key
 
 

@@ -19,7 +19,7 @@ from bedrockish_journal.storage.file_claims import Claims, disagreements, read_c
 from bedrockish_journal.storage.row import Stored
 
 NO_USER = -1
-ROWS_MOST, BYTES_MOST = 20_000, 32 << 20  # entries that are decoded before a batch is passed to the engine
+ROWS_MOST, BYTES_MOST = 20_000, 32 << 20  # rows, and bytes of bodies, at which a batch is passed to the engine
 EXPORTED = ["leader", "tick", "seq", "clock", "origin", "command", "kind", "repeat", "label", "body", "prev", "hash"]
 _HAS_LIST = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bedrockish_joined'"
 _LISTED = "SELECT command, seq FROM bedrockish_joined WHERE typeof(command) = 'text' AND typeof(seq) = 'integer'"

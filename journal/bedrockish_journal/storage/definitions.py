@@ -15,7 +15,7 @@ import apsw
 from bedrockish_journal.storage.vector_modules import VECTORS, Connection, SqliteError
 from bedrockish_journal.storage.virtual_tables import REPLICATED, parse_virtual
 
-STEPS_MOST = 1_000_000  # steps of SQLite's virtual machine for one statement
+STEPS_MOST = 1_000_000  # most steps of SQLite's virtual machine for one statement
 PAGES_MOST = 10_000
 LENGTH_MOST = 1_000_000
 NO_MODULE = "no such module"

@@ -1,8 +1,8 @@
-"""Detects rowids that SQLite may have drawn at random, as it does for a new row in a table with the highest rowid.
+"""Detects rowids that SQLite may have drawn at random: it draws one if a row of the table has the highest rowid.
 
 A statement that every node executes by itself must not cause SQLite to draw a rowid, because each node would draw
-another one. The row does not show whether its rowid was drawn. So each insert into a table with the highest rowid is
-reported, even an insert that gives the rowid.
+another one. The row does not show whether its rowid was drawn. So each insert into a table with such a row
+is reported, even an insert that gives the rowid.
 """
 
 import apsw

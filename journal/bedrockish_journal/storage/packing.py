@@ -36,12 +36,12 @@ CREATE UNIQUE INDEX IF NOT EXISTS bedrockish_packed_place ON bedrockish_packed(l
 """
 TABLE = "bedrockish_packed"
 FUNCTION = "bedrockish_unpacked"
-ENTRIES_MAX = 256  # entries of a pack; reading one unpacks all, which takes some three milliseconds
+ENTRIES_MAX = 256  # most entries of a pack; to read one entry, all are unpacked, in some three milliseconds
 ENTRIES_MIN = 32  # a shorter run is not packed; entries of another kind and large entries end a run
 PACK_BYTES = 128 << 10  # a pack with this many bytes of labels and bodies is full
 BODY_BYTES_MAX = 16 << 10  # a longer body is not packed
 RAW_BYTES_MAX = 1 << 20  # limit of an unpacked pack, which has at most PACK_BYTES, one body, and CBOR's overhead
-TIMELINES_MAX = 64  # number of timelines; of each, a connection caches the pack that it read last
+TIMELINES_MAX = 64  # most timelines of which a connection caches the pack that it read last
 
 _SEARCHED = "seq, leader, tick, clock, origin, command, kind, repeat, applied_ms"
 UNPACKED = {

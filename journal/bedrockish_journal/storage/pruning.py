@@ -141,7 +141,7 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
         db.execute(query, (*later, leader))
     for row in db.execute(f"SELECT prev, label, body {where} AND repeat = 0", (leader, upto)):  # never all in memory
-        with suppress(EntryMalformedError):  # of a damaged pack, the statement below keeps the ids
+        with suppress(EntryMalformedError):  # if the pack is damaged, the statement below keeps the command ids
             _keep_commands(db, decode_entry(*row).transaction)
     db.execute(
         f"""INSERT OR IGNORE INTO bedrockish_past(command, clock, origin)

@@ -1,7 +1,7 @@
 """Schema changes and when each is in force. ``schema_steps`` runs their statements.
 
-A change is committed first and *activated* later, on every node at the same cut of transactions: the tables then have
-all transactions with a clock below its activation clock, and no others. So its statements run on the same tables on
+A change is committed first and *activated* later, on every node after the same transactions: the tables then have
+all transactions with a clock below the activation clock, and no others. So its statements run on the same tables on
 every node, and succeed or fail on every node alike. A change that fails leaves the schema as it was, but still counts
 as the next version, so that all nodes have the same version numbers.
 """

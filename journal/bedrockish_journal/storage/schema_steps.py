@@ -51,7 +51,7 @@ def answer_digest(sql: str, rows: Iterable[Sequence[Any]], changed: int = 0, row
 
     Args:
         sql: the statement; with an ORDER BY anywhere in it, the order of the rows counts.
-        rowid: the rowid that it inserted last, or 0; counts only if the statement changed one row.
+        rowid: the rowid that the statement inserted last, or 0; counts only if the statement changed one row.
     """
     ordered = _ORDERED.search(sql) is not None
     total = count = 0

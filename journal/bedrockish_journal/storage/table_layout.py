@@ -114,7 +114,7 @@ def describe(db: apsw.Connection, name: str, without_rowid: bool) -> Table:
 
 
 def _other_collations(db: apsw.Connection, name: str) -> dict[str, str]:
-    """Return the columns of a table's primary key whose collation there is not their own, with that collation.
+    """Return column -> its collation in the table's primary key, for columns with another collation of their own.
 
     SQLite uses the key for a comparison of several columns only if these stand without a collation.
     """

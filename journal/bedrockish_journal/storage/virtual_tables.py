@@ -117,7 +117,7 @@ class VirtualTable:
 
     @property
     def names_rowid(self) -> bool:
-        """Whether an INSERT names the rowid next to the columns; vec0 lists it as a column, or has a key."""
+        """Whether an INSERT names the rowid besides the columns; vec0 lists the rowid as a column, or has a key."""
         return self.module != VEC0
 
     def _columns_of_vec0(self) -> Iterator[list[str]]:

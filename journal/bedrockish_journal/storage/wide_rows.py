@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 RESULT_MAX = 2_000  # SQLITE_MAX_COLUMN as SQLite is built by default
-DEPTH = 200  # terms in one parenthesis
+DEPTH = 200  # most terms in one parenthesis
 UNREADABLE = "text that is not UTF-8"
 
 

@@ -21,7 +21,7 @@ from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.verify.chain import Finding
 
-SHOWN_MAX = 1_000  # a file with all write sets altered may have a conflict for each pair of transactions
+SHOWN_MAX = 1_000  # most findings: if all write sets were altered, each pair of transactions may conflict
 _TICK_MAX = (1 << 63) - 1
 _DDL = """
 PRAGMA journal_mode = OFF;

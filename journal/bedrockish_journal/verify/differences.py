@@ -15,7 +15,7 @@ from bedrockish_journal.storage.table_layout import Table, quote, user_tables, v
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.storage.wide_rows import all_of, any_of, select
 
-SHOWN_MAX = 60  # characters of a value in a sentence
+SHOWN_MAX = 60  # most characters of a value in a sentence
 INDEXED = 16  # number of a key's columns by which a row is looked up; further ones are compared
 ZERO = "bedrockish_zero"  # an SQL function that distinguishes -0.0 from 0.0
 

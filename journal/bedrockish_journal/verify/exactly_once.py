@@ -14,7 +14,7 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.storage.row import Stored
 from bedrockish_journal.verify.chain import Finding
 
-SHOWN_MAX = 4  # places that a finding lists for a command that was applied several times
+SHOWN_MAX = 4  # most places that a finding lists for a command that was applied several times
 _DDL = """
 CREATE TABLE said(command TEXT, seq INTEGER, joined INTEGER, leader TEXT, tick INTEGER, txid TEXT);
 CREATE TABLE listed(command, seq);

@@ -290,7 +290,7 @@ class _Rebuild:
         if waiting is not None and entry.transaction.schema > waiting.entry.transaction.schema:
             self._activate(waiting)  # an entry on the new schema has seen every entry on the old one
         if entry.txid in self.void:
-            pass  # it fitted the tables of no node, and an operator had all members skip it
+            pass  # the entry fitted the tables of no node, and an operator had all members skip its changes
         elif entry.transaction.kind == ROWS:
             self._rows(sourced)
         elif entry.transaction.kind == SCHEMA:

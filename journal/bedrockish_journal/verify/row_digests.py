@@ -1,7 +1,7 @@
 """Digests of key ranges of a node's tables, as of one snapshot. Nodes compare them to find rows that differ although no
 transaction explains it.
 
-Two nodes apply concurrent transactions in different orders, so their snapshots are rarely the same cut. So a request
+Two nodes apply concurrent transactions in different orders, so two snapshots rarely have the same commits. So a request
 can name a vector, and the answer then also lists the keys that transactions beyond the vector have written. All other
 rows must be the same at all nodes that cover the vector.
 """
@@ -24,13 +24,13 @@ from bedrockish_journal.storage.virtual_tables import shadow_tables
 from bedrockish_journal.storage.wide_rows import select
 
 HASH_BYTES = 8
-TOUCHED_MAX = 50_000  # keys that transactions beyond a vector may have written; with more, the cuts are too far apart
-LISTED_MAX = 20_000  # rows that an answer lists one by one
-COUNTED_MAX = 500_000  # rows that one answer covers
+TOUCHED_MAX = 50_000  # most keys written by transactions beyond a vector; with more, two snapshots are too far apart
+LISTED_MAX = 20_000  # most rows that an answer lists one by one
+COUNTED_MAX = 500_000  # most rows that one answer covers
 # Bytes of rows after which a range without a last key ends. The snapshot of a range keeps the write-ahead log from
-# being used again, and the work on it gives way to requests only at its end.
+# being used again, and a scrub rests only after the end of a range.
 RANGE_BYTES = 4 << 20
-KEY_VALUES_MAX = 2_000  # columns of a received key; SQLite allows no table with more
+KEY_VALUES_MAX = 2_000  # most columns of a received key: SQLite allows no table with more
 INTEGER_MAX = (1 << 63) - 1
 LONG_BYTES = 1 << 16  # a value of at least this many bytes or characters is hashed without being encoded
 Key = tuple[Any, ...]  # the rowid, or the values of the primary key
@@ -60,7 +60,7 @@ class RangeDigest:
     rows: dict[bytes, bytes] = field(default_factory=dict)
     # Keys that transactions beyond the vector of the question have written, as CBOR.
     touched: set[bytes] = field(default_factory=set)
-    incomparable: str = ""  # the reason why the cut cannot be compared with others; empty if it can
+    incomparable: str = ""  # the reason why the snapshot cannot be compared with others; empty if it can
     unreadable: str = ""  # SQLite's error for a page that cannot be read; empty if all pages can be read
 
 
@@ -77,7 +77,7 @@ class TouchedKeys:
     schema: int = -1  # the version of the schema to which the keys belong
     upto: Vector = field(default_factory=dict)  # the vector up to which the entries were read
     keys: set[bytes] = field(default_factory=set)
-    incomparable: str = ""  # the reason why no cut after ``upto`` can be compared; empty if one can
+    incomparable: str = ""  # the reason why no snapshot after ``upto`` can be compared; empty if one can
 
     def turn_to(self, table: str, beyond: Vector, found: "RangeDigest") -> None:
         """Forget the keys, unless they belong to this question and to a snapshot that is not older than the last."""
@@ -215,7 +215,7 @@ def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDi
 
 
 def _collect_touched(db: apsw.Connection, table: str, known: TouchedKeys, vector: Vector) -> str:
-    """Add the keys of the entries up to a vector; return why the cut cannot be compared, or an empty text."""
+    """Add the keys of the entries up to a vector; return why the snapshot cannot be compared, or an empty text."""
     layout = find_table(db, table)
     names = {table.encode(), *([layout.name.encode()] if layout is not None else [])}
     for leader, tick in vector.items():

@@ -17,7 +17,7 @@ from bedrockish_journal.storage.row import Stored
 
 Image = list[Value] | None
 _VALUES = frozenset({type(None), int, float, str, bytes})
-_SHAPES = {(INSERT, True, False), (UPDATE, False, False), (DELETE, False, True)}  # op; before is None; after is None
+_SHAPES = {(INSERT, True, False), (UPDATE, False, False), (DELETE, False, True)}  # op, no ``before``, no ``after``
 
 
 class _Entry(NamedTuple):

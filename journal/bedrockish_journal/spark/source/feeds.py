@@ -46,9 +46,9 @@ def is_url(path: str) -> bool:
 
 
 def hides_members(path: str, context: Context) -> bool:
-    """Return whether a running node shows its caller the entries about members and users other than they were hashed.
+    """Return whether a running node changes entries about members and users for its caller, so that hashes differ.
 
-    Only admins see them unchanged, and only they see the founding.
+    Only admins see these entries unchanged, and only they see the founding.
     """
     return is_url(path) and context.beginning.founding is None
 

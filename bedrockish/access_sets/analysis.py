@@ -29,9 +29,9 @@ from bedrockish_journal.model.changes import Change
 # to the last, and all of the table's indexes.
 ROWS_MAX = 100_000
 POINTS_MAX = 100_000  # single keys of a transaction; with more, tables and indexes with many keys get one range each
-GROUP_MAX = 10_000  # in such a transaction, a table or index with more keys gets one range
+GROUP_MAX = 10_000  # a table or index with more keys gets one range, if the transaction has more than ``POINTS_MAX``
 _NO_TABLES = frozenset[str]()
-RANGES_MAX = 5_000  # in a transaction with more ranges, all ranges of a table or index become one
+RANGES_MAX = 5_000  # ranges of a transaction; with more, all ranges of a table or index become one
 PLANS_BYTES = 64 << 20  # limit for the bytes of all cached plans together
 ACCESS_BYTES = 1_000  # approximate bytes of a point or range in a plan
 BYTES_MAX = 40 << 20  # bytes of a transaction: it is sent in one frame, and the link needs room for other frames

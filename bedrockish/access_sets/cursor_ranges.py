@@ -186,7 +186,7 @@ def statement_reads(
     *,
     # Whether to find the loops that end before their range does; only if exactly this program is going to run.
     with_stops: bool = True,
-    # See ``virtual_reads``; None if unknown, so that a read of a virtual table is a read of everything.
+    # The argument ``named`` of ``virtual_reads``. None if unknown: a virtual table then counts as a read of everything.
     named: Set[str] | None = None,
 ) -> list[ProgramReads]:
     """Return the reads of a statement's programs: first its own, then those of triggers and key actions."""
@@ -452,7 +452,7 @@ class _Reader:
     def _fetched_rowid(self, seek: Op, table: Table) -> frozenset[Atom]:
         """Return the rowid that the instruction right before a seek reads from a row of the table; empty without one.
 
-        Later SQLite uses the register again: in an upsert for a column, whose values are not rowids of this seek.
+        Later instructions do not count: an upsert puts a column's values into the same register.
         """
         before = self._program[seek.address - 1]
         cell = Cell(self._number, before.p1, ROWID)

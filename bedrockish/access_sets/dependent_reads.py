@@ -385,7 +385,7 @@ class _Job:
             (field,) = fields
             encode = field.encode
             for value in field.values(state):
-                if value is not None or not (self._is_rowid or field.field.not_null):  # else the seek finds no row
+                if value is not None or not (self._is_rowid or field.field.not_null):  # such a NULL finds no row
                     yield prefix + encode(value), (value,)
             return
         if self._paired is None:

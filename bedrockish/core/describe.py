@@ -240,7 +240,7 @@ class Printer:
                 return _answer(value)
             case str() | int() | None:
                 return str(value)
-            case _:  # its type alone: the value may be as large as a transaction
+            case _:  # print the type alone: the value may be as large as a transaction
                 return f"a {type(value).__name__}"
 
 

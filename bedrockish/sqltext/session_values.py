@@ -64,7 +64,7 @@ class SessionValues:
             self.changes = 0
 
     def see_before(self, error: BedrockishError) -> None:
-        """Update the values from the statements of a step before the one that failed."""
+        """Update the values from the statements that a failed step has run before the failed statement."""
         total, changes, rowid = _wrote(error)
         self.total_changes += total
         self.changes = changes if changes >= 0 else self.changes
@@ -91,7 +91,7 @@ class SessionValues:
     def take_settings(self, sql: str) -> str:
         """Apply the settings with which a text begins, and return the remaining text.
 
-        If nothing remains, return a SELECT of the last queried setting; it has no row if none was queried.
+        If nothing remains, return a SELECT of the last queried setting, or a SELECT without a row.
         """
         found = first_setting(sql)
         if found is None:
@@ -164,7 +164,7 @@ def failed_at(results: Sequence[_Counted], error: BaseException | None = None) -
     """Return details of the error of a step whose first statements have these results.
 
     Args:
-        error: the error of the other statements, if they are a step of their own.
+        error: the error of the remaining statements, if they ran as a step of their own; else None.
     """
     values, place = SessionValues(changes=-1), len(results)
     values.see(results)

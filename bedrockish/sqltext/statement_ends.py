@@ -13,7 +13,7 @@ from bedrockish.sqltext.known_texts import remembered
 _BLANKS = r"[ \t\n\f\r\ufeff]++|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
 _BLANK = re.compile(rf"(?:{_BLANKS})*+", re.DOTALL)
 _EMPTY = re.compile(rf"(?:{_BLANKS}|;)*+", re.DOTALL)
-_WORD = re.compile(r"[^\x00-\x23%-/:-@\[-^`{-\x7f]*+")  # as in ``tokenizer``
+_WORD = re.compile(r"[^\x00-\x23%-/:-@\[-^`{-\x7f]*+")  # a name or keyword, as in ``tokenizer``
 # The tokens that may contain semicolons and parentheses. An unclosed token reaches to the end of the text.
 _HIDING = r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
 _SEMICOLON = re.compile(rf"{_HIDING}|;", re.DOTALL)

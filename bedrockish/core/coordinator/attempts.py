@@ -36,7 +36,7 @@ class Attempt:
     """
 
     transaction: Transaction
-    numbers: list[int]  # the requests that share the transaction, first the one whose execution it commits
+    numbers: list[int]  # the requests that share the transaction, first the one that was executed
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Attempt:
 
     @property
     def winner(self) -> str:
-        """The leader of the transaction for which voters have rejected this one; empty if there is not exactly one."""
+        """The leader of the transaction that all rejects of this one name; empty if they name several, or none."""
         others = {reject.other for reject in self.rejects.values()}
         other = others.pop() if len(others) == 1 else None
         return other.leader if other is not None else ""

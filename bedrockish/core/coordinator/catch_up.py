@@ -55,8 +55,8 @@ class CatchUp:
                 del self.waiting[number]
                 over.append(inflight)
                 # If the members have changed, the request has to ask again: a majority of the old voters need not share
-                # a voter with the quorum of a commit under the new members. This node knows of each change that
-                # matters: a voter that approved it before its answer has named it, and so the change is applied here.
+                # a voter with the quorum of a commit under the new members. This node knows each change that
+                # matters: a voter that had approved such a change has named it in the answer, so it is applied here.
                 if awaited.config == state.roster.membership.version:
                     inflight.level = dict(state.timelines.applied)
         return over

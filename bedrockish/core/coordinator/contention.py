@@ -83,12 +83,12 @@ class Contention:
         # Our own vote would reject the transaction (V9), and its BEGIN would only disturb the pending ones. So the
         # request waits here for their end.
         for found in state.votes.pending.conflicts(access_set):
-            if found.other not in self.rollbacks:  # else this node has given it up, and our BEGIN tells so
+            if found.other not in self.rollbacks:  # our BEGIN carries the rollbacks of those in it
                 inflight.lost = found
                 self.reservations.reserve_if_needed(inflight, access_set, kind)
                 state.counts["waited"] += 1
                 return WaitFor(found.other)
-        # The other requests for these keys wait for the reservation of this request, so it must not wait for them.
+        # The other requests for these keys wait for this request's reservation, so this request must not wait for them.
         if inflight.goes_first:
             return None
         # An earlier request of this node may pause for the same keys. It goes first: otherwise the newest request would
@@ -108,7 +108,7 @@ class Contention:
         held = self.reservations.held
         assert held is not None, "a request goes first as long as its reservation is honoured here"
         for found in self.state.votes.pending.conflicts(held.access_set):
-            if found.other not in self.rollbacks:  # one that is given up was an earlier attempt of the request
+            if found.other not in self.rollbacks:  # those are earlier attempts of this node
                 self.state.counts["waited"] += 1
                 return WaitFor(found.other)
         return None

@@ -381,7 +381,7 @@ class Coordinator:
     def _overtaken(self, inflight: InFlight, prepared: Prepared) -> Step:
         """Execute a request again, because commits since its execution in a worker have changed the result."""
         access_set = prepared.access_set
-        if prepared.readonly:  # only its reads, because a reader conflicts with writers alone
+        if prepared.readonly:  # compare its reads alone: a reader conflicts only with writers
             access_set = AccessSet(access_set.read_points, access_set.read_ranges)
         found = first_conflict(self.state.commit_window, access_set, prepared.base, prepared.spans)
         inflight.lost = found or inflight.lost

@@ -11,7 +11,7 @@ ASK_ALL_EVERY = 256  # each 256th question goes to all voters, which finds a vot
 
 
 class QuickestVoters:
-    """The voters in the order in which one kind of question is asked."""
+    """The other voters, in the order of their usual times to answer one kind of question."""
 
     def __init__(self, state: State) -> None:
         self.state = state

@@ -72,7 +72,7 @@ class Question:
 
 
 Verdict = bool | Awaited  # whether a read is valid, or the transactions that have to end before it is executed again
-Verdicts = list[tuple[int, Verdict]]  # by the request of the read
+Verdicts = list[tuple[int, Verdict]]  # each with the number of its read's request
 
 
 class Reading:

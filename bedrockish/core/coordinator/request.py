@@ -58,7 +58,7 @@ class Stage(Enum):
     __hash__ = object.__hash__  # Enum's own ``__hash__`` is a call in Python, and each move looks a stage up
 
 
-_ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # ENDING: at the deadline; ACTIVATING: at a schema change's commit
+_ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # entered at the deadline, and when a schema change is committed
 _AGAIN = (
     frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS
 )  # the stages that lead to another execution, or end the request
@@ -71,10 +71,10 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.CHECKING: _ENDS | {Stage.PAUSED, Stage.WAITING, Stage.SCHEMA, Stage.BEHIND},
     Stage.BEHIND: _AGAIN,
     Stage.AHEAD: _ENDS | {Stage.EXECUTING},
-    # IN_FLIGHT: it shares the transaction of the request that it waited behind. PAUSED: other leaders have their turn.
+    # To IN_FLIGHT if the request shares the transaction of the request before it; to PAUSED while others have a turn.
     Stage.WAITING: _AGAIN | {Stage.IN_FLIGHT, Stage.PAUSED},
     Stage.PAUSED: _AGAIN,
-    Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # given up: of its requests the first pauses, the rest wait
+    Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # if the transaction is given up: its first request pauses
     Stage.SCHEMA: _AGAIN,
     Stage.ENDING: frozenset({Stage.ACTIVATING}),  # the last attempt turned out to be a committed schema change
     Stage.ACTIVATING: frozenset(),
@@ -86,7 +86,7 @@ class Awaited:
     """The transactions whose ends a strict read of the cluster's own tables waits for."""
 
     config: int  # the version of the membership whose majority was asked
-    names: set[Txid] = field(default_factory=set)  # those that have not ended here, or whose commit is not applied
+    names: set[Txid] = field(default_factory=set)  # the transactions that are open here, or committed and not applied
     safe: int = 0  # the clock that safe time has to reach, because an answer had no room for all transactions
     asked: int = 0  # how often the leaders of these transactions were asked for outcomes
 
@@ -248,7 +248,7 @@ def make_transaction(
         Txid(clock, state.me),
         # Sorted, so that equal transactions have equal bytes and one hash.
         dict(sorted(state.timelines.in_short(prepared.base).items())),
-        # Not the present safe time: it may have passed commits that arrived while the request was executed.
+        # Not the present safe time, which may have passed commits that are not in this base.
         state.safe_of(prepared.base),
         prepared.schema,
         state.roster.membership.version,
@@ -430,7 +430,7 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
             f"learn in {request.timeout_s:g} s what became of {missing}; run it again, or read at the level session"
         )
     if reject is not None and reject.other is not None:
-        # A voter with other rows still holds an earlier attempt of this command, which therefore conflicts with itself.
+        # A voter with other rows still holds an earlier attempt: each later attempt conflicts with that by the command.
         if inflight.differs and reject.key == command_key(request.command):
             return UnavailableError(
                 f"command {request.command} did not happen: {rows_differ(state.me, inflight.differs)}"
@@ -449,9 +449,7 @@ OTHER_COMMAND = "another command, which has no outcome yet or came first"
 
 
 def _is_of_another(inflight: InFlight, key: bytes) -> bool:
-    """Return whether a key is another command's own: only a change of the members or users, which writes every key,
-    meets it.
-    """
+    """Return whether a key is another command's id: only a change of the members or users conflicts there."""
     return key.startswith(command_key("")) and key != command_key(inflight.request.command)
 
 
@@ -479,7 +477,7 @@ def _advice(inflight: InFlight, key: bytes) -> str:
     if access_set is None or is_of_a_command or key in access_set.touched or not access_set.has_ranges:
         return ""
     way = "run it over a range of keys at a time"
-    # If the request writes nothing in this object, only its reads conflict, and a snapshot read avoids that.
+    # If the request writes nothing in this object, the conflict is with its reads, which ``snapshot`` does not compare.
     low, high = object_range(object_of(key))
     writes_there = any(low <= written < high for written in access_set.write_points)
     if not writes_there and not any(first < high and low < last for first, last in access_set.write_ranges):

@@ -71,7 +71,7 @@ class Reservations:
         self._spent: dict[str, Txid] = {}  # by leader, its last reservation that was honoured for its full duration
         self._own: int | None = None  # the request that has this node's reservation
         self._until = 0.0  # seconds at which the honoured reservation ends
-        # The seconds that could be granted at the moment ``_as_of``; they grow with time, up to ``reserve_ms``.
+        # ``_left_s``: the seconds that reservations could get at the moment ``_as_of``; grows, up to ``reserve_ms``.
         self._left_s, self._as_of = state.settings.reserve_ms / 1000, state.clock.now.seconds
 
     # -- our own ---------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
 
 
 def _rests_on(command: str, prepared: Prepared, now: int) -> tuple[AccessSet, int]:
-    """Return the keys that no commit outside an execution's base may touch, and ``config`` as of ``overtaken``.
+    """Return two arguments of ``overtaken`` for an execution: the access set to compare, and ``config``.
 
     ``now`` is a present clock; not needed if the execution only read.
     """
@@ -148,8 +148,7 @@ def _rests_on(command: str, prepared: Prepared, now: int) -> tuple[AccessSet, in
 def moved_up(state: State, command: str, prepared: Prepared) -> Prepared | None:
     """Return an execution on the newest commits, as ``move``; None if it may have another result now.
 
-    The call changes no counter and reads no clock: a driver makes it between two steps of the core, whose own check
-    follows.
+    This changes no counter and reads no clock, so that a driver may call it between two steps; the core checks again.
     """
     if prepared.schema != state.schema.version or state.commit_window.has_dropped(prepared.base):
         return None

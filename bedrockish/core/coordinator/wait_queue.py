@@ -21,8 +21,8 @@ from bedrockish_journal.model.vector import Vector
 COMMITS = 4  # the length of a leader's turn, in commit times (the usual time from BEGIN to the quorum)
 CHANGE_S_MAX = 0.2  # no leader waits longer for the execution of another leader's schema change
 MEMORY = 200  # commit times without a conflict after which a rival expires
-# For the order of requests, all schema changes want one key: the greatest clock. They do not want the clocks that they
-# write: transactions of rows read these clocks, and need not wait for the next attempt of a change.
+# The key for which schema changes wait and take turns: the greatest clock, which no transaction reads. Transactions of
+# rows read the clocks that a change writes; with these, such transactions would wait for its next attempt, too.
 CHANGES = AccessSet(write_ranges=(clocks_from(CLOCK_LIMIT),))
 
 
@@ -59,7 +59,7 @@ class Turns:
         self._rivals = {rival: at for rival, at in self._rivals.items() if at > since or rival not in before}
 
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
-        """Reserve the keys of an ended transaction for the requests that waited for it; new ones wait for a turn."""
+        """Reserve the keys of an ended transaction for requests that waited for it; new requests wait for a turn."""
         # Without recent rivals the pause is 0: requests on uncontested keys need not wait.
         pause_ms = self.pause_ms(txid.leader, alters=access_set is CHANGES)
         if pause_ms and txid not in self.until:
@@ -109,7 +109,7 @@ class Turns:
         return ring[: ring.index(me)]
 
     def place_after_tie(self, base: Vector) -> int:
-        """Return how many leaders go before us when the voters have approved none of our rival transactions.
+        """Return how many leaders go before us if neither our transaction nor a rival's has reached a quorum.
 
         The base, which these transactions have in common, decides which leader is first. So another leader is first
         after each commit.
@@ -142,7 +142,7 @@ class WaitQueue:
         self,
         in_flight: Mapping[int, InFlight],  # all requests that are under way
         ready: Ready,  # takes the requests that can go on
-        # Executes a request again after some milliseconds, when it is its turn after a transaction of a leader.
+        # Executes a request again after some milliseconds, in this node's turn after a transaction of the given leader.
         pause: Callable[[InFlight, float, str], None],
         turns: Turns,  # the order of the leaders that want the same keys
     ) -> None:
@@ -153,7 +153,7 @@ class WaitQueue:
 
     def wait(self, inflight: InFlight, other: Txid) -> None:
         """Let a request, and those behind it, wait for the end of a transaction."""
-        # From now on no request lines up behind it; the requests behind it wait with it (``_queue``).
+        # From now on no request lines up behind this one; the requests behind it wait in the same queue (``_queue``).
         self.remove_head(inflight.number)
         inflight.contested = True
         self._turns.note_rival(other.leader)
@@ -218,7 +218,7 @@ class WaitQueue:
         queue: deque[int] = deque()
         for number in waiting:
             other = self._in_flight.get(number)
-            # The request's time has ended, or it was answered, while it waited here.
+            # Skip a request whose time has ended, or that was answered, while it waited here.
             if other is None or other.stage is not Stage.WAITING:
                 continue
             if other.access_set is not None and conflict(other.access_set, transaction.access_set) is not None:
@@ -231,7 +231,7 @@ class WaitQueue:
 
     def group(self, inflight: InFlight) -> tuple[int, ...]:
         """Return the numbers of the requests behind a request that may share its transaction, in order."""
-        # No request can be executed on top of one that asks for a clock, or changes the schema.
+        # No request can be executed on top of a request that asks for a clock, or changes the schema.
         if not inflight.behind or not inflight.can_share:
             return ()
         group: list[int] = []
@@ -280,8 +280,8 @@ class WaitQueue:
     def released(self, txid: Txid, kind: str = ROWS) -> None:
         """Unblock, at their turn, the requests that waited for a transaction: it blocks no request here any more.
 
-        Requests that waited for a change of the schema or of the members have only this wait in common, so all go on,
-        except schema changes.
+        Requests that waited for a change of the schema or of the members have only this wait in common, so all go on;
+        but of the schema changes among them, only the first goes on.
         """
         queue = self.waits.get(txid)
         if queue is None:
@@ -373,7 +373,7 @@ class Together:
 
     def note_executed(self, inflight: InFlight) -> None:
         """Record that a group's first request is executed now; the group waits only until the execution ends."""
-        # Requests for the same key wait for its end anyway; only requests that were merely batched need not wait.
+        # Only requests that were merely batched can go on then; those for the same key wait for the first one's end.
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight
 

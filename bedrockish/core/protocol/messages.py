@@ -126,9 +126,8 @@ class Promise:
     """The answer to RECOVER.
 
     ``accepted``: the highest (ballot, commit?) that the voter has accepted. ``blockers``: the bodies of conflicting
-    transactions that are pending there. ``ended``: the conflicting transactions whose outcome it knows or whose abort
-    it has accepted. ``safe``: its safe time; all transactions up to that clock have ended, and ``ended`` leaves them
-    out.
+    transactions that are pending at the voter. ``ended``: the conflicting transactions whose outcome the voter knows or
+    whose abort it has accepted. ``safe``: the voter's safe time; transactions up to it have ended, and are not named.
     """
 
     txid: Txid

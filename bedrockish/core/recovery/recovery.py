@@ -85,9 +85,9 @@ class Recovery:
                 # now, this node included.
                 attempts = self.coordinator.attempts
                 is_free = not attempts.decides(txid)
-                # Or voters have promised it to a recovery that has not asked this node: they no longer approve it; the
-                # recovering node may have died. Perhaps no other node holds the transaction, so this node recovers it,
-                # but waits longer than another holder would (that is five times the suspicion, see below).
+                # Voters that have promised the transaction to a recovery no longer approve it. If the recovering node
+                # has not asked this node, it may have died, and perhaps no other node holds the transaction. So this
+                # node recovers the transaction, but waits longer than another holder (five times the suspicion, below).
                 if (is_free and age > 2 * suspicion) or (age > 6 * suspicion and attempts.is_promised(txid)):
                     self.start(transaction)
             # A leader that is alive and does not end the transaction is asked for a promise like the other voters; its
@@ -138,7 +138,7 @@ class Recovery:
     def _is_silent(self, node: str) -> bool:
         peer = self.state.roster.peers[node]
         if peer.mode >= Mode.DAMAGED:
-            return True  # the node sends messages, but decides no transactions
+            return True  # a node with damaged tables sends messages, but decides no transactions
         # Measured by our own monotonic clock: setting a wall clock makes no node look silent.
         return self.state.clock.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
 
@@ -219,9 +219,7 @@ class Recovery:
             self.apply_queue.want(vote.transaction.base)
 
     def _promise(self, peer: str, message: say.Recover | say.Accept) -> Vote | None:
-        """Promise to accept no lower ballot; return the vote, or None if a higher one is promised or the outcome
-        known.
-        """
+        """Promise to accept no lower ballot, and return the vote; None if no promise is allowed or needed."""
         state = self.state
         transaction = state.read_body(message.body)
         txid = transaction.txid
@@ -267,7 +265,6 @@ class Recovery:
         for given_up in transaction.rollbacks:  # P6: else its leader's earlier transactions would block it (V5)
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
-        # The rollbacks were accepted before (P6), so the transactions that its leader gave up do not block this one.
         standing, blockers = self._try_to_hold(vote, transaction)
         self._reply(
             peer,

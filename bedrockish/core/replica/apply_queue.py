@@ -93,7 +93,7 @@ class ApplyQueue:
             self._take_early(leader)
 
     def _take_early(self, leader: str) -> None:
-        """Take the COMMITs that waited for the one before them."""
+        """Take the COMMITs that waited behind a gap, as far as the gap is closed."""
         early = self.early.get(leader, {})
         # Remove the COMMIT first: one that cannot be read must not be tried again at each later COMMIT.
         while (following := early.pop(self.state.timelines.taken.get(leader, 0) + 1, None)) is not None:
@@ -306,7 +306,7 @@ class ApplyQueue:
                 gap.upto = max(gap.upto, tick)
 
     def ask_about(self, txid: Txid, peer: str) -> None:
-        """Ask a peer for the outcome of ``txid``, for which it rejected our transaction, if its leader is cut off.
+        """Ask a peer for the outcome of ``txid``, which it named in a reject, if the leader of ``txid`` is cut off.
 
         Without the outcome, the peer would reject our next transactions for the same reason.
         """

@@ -161,7 +161,7 @@ class SafeTime:
         clock.settle(self._settled())
         if clock.settled > was_settled and moved(clock.settled, -state.settings.conflict_window_ms) > found.safe:
             state.outbox.emit(Keep("settled", clock.settled))  # so a restart need not read all entries above safe time
-        # ``late``: an outcome that became known after settled time had passed it would otherwise be kept for ever.
+        # ``late``: an outcome that becomes known when settled time is past its transaction would be kept for ever.
         if found.safe > own.safe or clock.settled > was_settled or state.votes.late:
             self._forget()
         # Every transaction with a smaller clock than the activation is applied, and at every node these are the same

@@ -20,7 +20,7 @@ def times(
     own: Times,  # the present times of the node, which never go back
     # For each other voter, closed and cut of its last report whose applied vector is covered here.
     words: Iterable[tuple[int, int]],
-    majority: int,  # the number of voters that is a majority, this one included
+    majority: int,  # how many voters are a majority; this node may be one of them
     closable: int,  # the clock up to which this node may close time now
     lowest: int | None,  # the lowest clock of a transaction that may still be applied here, or None
     *,

@@ -76,7 +76,7 @@ class Voter:
 
     def _judge(self, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        # Closed time no longer waits for this transaction: each path below answers it or makes it wait again.
+        # Closed time no longer waits for this transaction: each path below answers, or has it wait again.
         until = state.votes.comparing.pop(txid, None)
         if self.tell_outcome(txid.leader, txid):  # V1: the transaction has ended, or is below safe time
             return

@@ -228,7 +228,7 @@ class AccessIndex(Generic[Name]):
     def _is_apart(self, access_set: AccessSet) -> bool:
         """Return whether a quick test of the single keys proves that no access set here conflicts with this one.
 
-        The test proves that for most transactions. It cannot if one of the access sets has ranges.
+        The test succeeds for most transactions, and never if one of the access sets has ranges.
         """
         if self._ranged or self._large or access_set.read_ranges or access_set.write_ranges:
             return False

@@ -35,7 +35,7 @@ class Facts:
     # Timelines of former members that every member has up to the same tick (``Timelines.whole``).
     whole: AbstractSet[str] = frozenset()
     read_only: AbstractSet[str] = frozenset()  # the members that have reported that they are read-only
-    void: AbstractSet[str] = frozenset()  # transactions whose changes an operator has had this node skip
+    void: AbstractSet[str] = frozenset()  # transactions whose changes this node skips by an operator's order
 
 
 def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membership:
@@ -236,7 +236,7 @@ def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: 
 
 
 def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
-    """Refuse a change that costs a sound copy, or after which fewer nodes may fail; an operator may force it."""
+    """Refuse a change that costs a live member's file, link or vote; an operator may force it."""
     node = change.node
     lost = set(old.voters) & facts.alive - set(new.voters)
     if change.action == "replace" and node in facts.alive:

@@ -101,7 +101,7 @@ class Timer(StrEnum):
     """The kinds of timers; a comment names the subject of a timer that has one."""
 
     HEARTBEAT = "heartbeat"
-    VOTES = "votes"  # deferred BEGINs are judged in the next step
+    VOTES = "votes"  # no subject: the next step judges deferred BEGINs
     FETCH = "fetch"
     REQUEST_AGAIN = "request_again"  # the number of a request whose pause is over
     REQUEST_DEADLINE = "request_deadline"  # the number of a request whose time is over

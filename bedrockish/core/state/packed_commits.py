@@ -30,7 +30,7 @@ class Retirement:
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = places  # the places of the change
-        # The change that retired the timeline of this change itself; None if that is not retired.
+        # The change that retired the timeline in which this change is; None if that timeline is not retired.
         self.later: Retirement | None = None
 
     def is_in(self, base: Vector) -> bool:
@@ -62,7 +62,7 @@ class Known:
         self.access_set = transaction.access_set
         # Its places in timelines; more than one if it was adopted and its leader's own commit arrived later.
         self.places: list[Place] = []
-        # The change that retired the timeline of one of its places; None if none of these is retired.
+        # The change that retired the timeline of one of its places; None if none of these timelines is retired.
         self.retired_by: Retirement | None = None
 
     def is_in(self, base: Vector) -> bool:

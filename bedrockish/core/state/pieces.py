@@ -99,7 +99,7 @@ class Pieces:
         waiting = self.sent.setdefault(peer, [])
         waiting.append(Sent(pieces, sum(piece.stop - piece.start for piece in pieces.values()), seconds))
         while len(waiting) > 1 and sum(one.size for one in waiting) > SENT_BYTES_MAX:
-            del waiting[0]  # if the peer asks for them, it learns that they are gone
+            del waiting[0]  # a peer that asks for these pieces learns that they are gone
 
     def take(self, peer: str, digest: bytes, seconds: float) -> bytes | None:
         """Return a piece that a peer asks for; None if it is not here any more. A peer asks for a piece once."""

@@ -230,7 +230,7 @@ class State:
         """Return the clock for the token of a read at this node now: above the clock of every applied transaction.
 
         The clock is also below the activation of the scheduled schema change: with a later clock, the session would
-        count as having seen the next schema, and would wait even at this node until that is in force. Both bounds can
+        count as having seen the next schema, and would wait even here until the change is in force. Both bounds can
         hold, because every transaction that is applied before the activation has a smaller clock.
         """
         clock, scheduled = self.clock.read(), self.schema.scheduled
@@ -239,8 +239,8 @@ class State:
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
         """Return a transaction other than ``own`` that has executed one of these commands already, or None.
 
-        That transaction counts even if it is in the base of the new one: the leader searched for it before the
-        execution, and did not find it.
+        Such a transaction counts even if the base of ``own`` has it: before the execution, the leader of ``own``
+        searched for the command, and did not find it.
         """
         for command in commands:
             key = command_key(command)

@@ -52,7 +52,7 @@ class Timelines:
         return {leader: tick for leader, tick in vector.items() if leader not in retired}
 
     def in_short(self, vector: Vector) -> dict[str, int]:
-        """Return a vector without the retired timelines, if it covers their retirement, and so has all their entries.
+        """Return a vector without the retired timelines, if the vector covers their retirement and so their entries.
 
         A vector from before the retirement must keep its ticks of these timelines: the receiver cannot know them.
         """

@@ -89,7 +89,7 @@ class Votes:
         self._note_abort(vote)
 
     def _note_abort(self, vote: Vote) -> None:
-        # Enter the transaction again: its keys may be known only now, or a higher ballot may have another decision.
+        # Renew the record in ``aborting``: the keys may be known only now, or a higher ballot has another decision.
         if vote.txid in self.aborting.sets:
             self.aborting.remove(vote.txid)
         if vote.accepted is not None and not vote.accepted[1]:

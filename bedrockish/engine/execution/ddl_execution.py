@@ -109,7 +109,7 @@ class Mixed:
         executor.reader = None  # another connection would not show the changes made here
         self.steps: list[Step] = []  # the recorded statements
         self.lastrowid = 0  # the rowid of the last inserted row
-        self.changes_schema = False  # whether a statement changes the schema
+        self.changes_schema = False  # whether a statement has changed the schema
         self._writes = self._configures = False
         self._size = 0
         self._marks: list[str] = []
@@ -221,7 +221,7 @@ class Mixed:
 
     @property
     def needs_schema(self) -> str:
-        """Why a change without a change of the schema is refused: one of its settings is only for such changes."""
+        """The setting in this change that is only for schema changes: the change is refused without one."""
         return pragmas.LEGACY_ON if self._before is None else pragmas.KEYS_OFF
 
     # -- one statement ---------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Mixed:
             return *found, *counts
         finally:
             if db.in_transaction:
-                if not is_kept:  # otherwise the rows of an INSERT would stay if its RETURNING is refused
+                if not is_kept:  # for example an INSERT whose RETURNING is refused: drop its rows
                     db.execute(f"ROLLBACK TO {MARK}")
                 db.execute(f"RELEASE {MARK}")
 

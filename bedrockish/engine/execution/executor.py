@@ -197,7 +197,7 @@ class Executor:
                     if self.stays:
                         raise UnsupportedError(ALONE)
                     raise MixesError
-                # Only for a single read: with a write, the journal keeps all results, in the form of lists of rows.
+                # Pack the rows only for a single read: a request with a write has its results, as rows, in the journal.
                 packs = request.by_column and len(request.statements) == 1 and piece.only_reads(statement.sql)
                 run.one(piece, params, Blocks() if packs else None)
         if run.schema:

@@ -197,12 +197,12 @@ class Interactive:
             self._executor.governor.allow(float("inf"))
 
     def _set(self, work: TransactionWork, piece: Compiled) -> Result:
-        """Switch the deferral of foreign-key checks, or answer a query of it with 1; foreign keys are always on."""
+        """Switch the deferral of foreign-key checks, or answer its query with 1; other settings have no effect here."""
         if pragmas.given(piece.sql)[0] == pragmas.DEFER:
             # SQLite forgets the broken keys when it defers no longer, so the tables are searched at COMMIT.
             self.note_broken_keys(work)
             defers = pragmas.turns_on(piece.sql)
-            # If the PRAGMA is interrupted, the transaction still defers, and its end settles the connection.
+            # Set before the PRAGMA, which may be interrupted, so that the transaction's end undoes it in any case.
             work.defers = work.defers or defers
             if self.inside is work:
                 pragmas.defer(self._db, on=defers)
@@ -308,7 +308,7 @@ class Interactive:
             return Result(piece.columns, rows, -1, lastrowid or None)
         text = executor.text_with_ids(piece, values)
         db, capture = self._db, self._capture
-        # Each call of SQLite lets other threads of the program go first, and a savepoint takes two calls.
+        # A savepoint takes two more calls of SQLite, and at each call other threads may take the interpreter's lock.
         in_savepoint = self._guards or not recipe.is_shown
         if in_savepoint:
             self._control("SAVEPOINT statement")
@@ -436,7 +436,7 @@ class Interactive:
             work.snapshot = None
 
     def leave(self) -> None:
-        """Roll back the rows of the transaction that is swapped in, because another user needs the writer."""
+        """Roll back the rows of the transaction that is swapped in, because other work needs the writer."""
         work = self.inside
         if work is None:
             return
@@ -666,7 +666,7 @@ class Interactive:
         if self._restore():
             work.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
             return
-        if not isinstance(error, IdsNeededError):  # else the statement runs again at once, with ids
+        if not isinstance(error, IdsNeededError):  # after that error, the statement runs again at once
             work.sets.read(piece, params, failed=True)
         lastrowid, refusal, partly = db.last_insert_rowid(), capture.failure, False
         changes, touched = capture.stop()
@@ -688,7 +688,7 @@ class Interactive:
                 db.set_last_insert_rowid(work.lastrowid)
                 return
         is_of_keys = error.details.get("sqlite") == apsw.SQLITE_CONSTRAINT_FOREIGNKEY
-        # SQLite itself has undone the TEMP rows that the conflict clause does not keep; for a broken key, perhaps not.
+        # Unless a foreign key is broken, SQLite has undone the rows that are not kept; a rollback would lose kept ones.
         decides = isinstance(error, ConstraintError) and refusal is None and not is_of_keys
         if not (decides and capture.changed_temporary):
             db.execute("ROLLBACK TO statement")
@@ -704,7 +704,7 @@ class Interactive:
             return False
         self._capture.discard_changes()
         self.lose()
-        self._executor.governor.allow(float("inf"))  # the statement has no budget for writing the batch again
+        self._executor.governor.allow(float("inf"))  # the statement's budget must not end the writing
         self.parts.redo()
         return True
 

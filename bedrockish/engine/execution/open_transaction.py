@@ -104,7 +104,7 @@ class TransactionWork:
     read_without_keys: bool = False  # whether it has read the schema or system tables, which no access set shows
     reads_system: bool = False  # whether it has read tables of the cluster itself, such as the journal
     over: bool = False  # whether SQLite itself has ended the transaction
-    # Whether another thread reads on its snapshot; if ``ended`` is set then, the transaction ends after that.
+    # Whether another thread works for the transaction: if ``ended`` is set in that time, the transaction ends after it.
     lent: bool = False
     ended: bool = False  # whether the transaction is no longer needed
 
@@ -144,7 +144,7 @@ class TransactionWork:
 
     @property
     def weight(self) -> int:
-        """The number of rows that take as long to write again; FTS5 indexes 256 bytes of text in the time of a row."""
+        """The time to write the changes again, in rows: FTS5 indexes 256 bytes of text in the time of a row."""
         return len(self.changes) + self.searched // 256
 
     @property

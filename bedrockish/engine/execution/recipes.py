@@ -30,7 +30,7 @@ class Recipe(NamedTuple):
 
     piece: Compiled
     plan: ReadPlan
-    # Whether the preupdate hook shows all rows that it changes, so that no savepoint is needed to find them.
+    # Whether the preupdate hook shows all rows that the statement changes: then no savepoint is needed to find them.
     is_shown: bool = False
 
 
@@ -58,7 +58,7 @@ def recipe_alike(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan]) -> Re
     """Return the recipe to run a statement in a batch of the same text; None unless it is a plain write."""
     if piece.kind != WRITE or piece.columns or piece.setting or len(piece.names) > MANY_PARAMETERS:
         return None
-    if piece.settings:  # the settings would be in force for one statement only
+    if piece.settings:  # the settings are switched around each single statement
         return None
     plan = plan_of(piece)
     return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)

@@ -275,7 +275,7 @@ class Readers:
         try:
             snapshot.end()
         except apsw.Error:
-            snapshot.close()  # which ends the snapshot as well; else the write-ahead log could not be used again
+            snapshot.close()  # this ends the snapshot, too: it would keep the write-ahead log from a restart
             return
         if len(self._idle) < IDLE_MAX and not self._is_closed:
             self._idle.append(snapshot)

@@ -69,7 +69,7 @@ class TemporaryTransaction(OverlayTransaction):
         held: the session's workspace; no other transaction may be open on it.
         work: the open transaction, which may have run statements on the writing connection.
         tick: returns values of the node's clock.
-        like: an earlier record of the same transaction, whose state it takes over; or None.
+        like: an earlier record of the same transaction, whose state the new object takes over; or None.
     """
 
     def __init__(

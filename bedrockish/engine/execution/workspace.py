@@ -96,7 +96,7 @@ class Workspace:
         """
         self._has_read_schema = False
         self.move_to(base, schema_version, moment, applied_clock)
-        self._begin("PRAGMA main.user_version")  # reads no schema, which could hold up the loop
+        self._begin("PRAGMA main.user_version")  # no SELECT, which could read a large schema in the loop
 
     def begin_with(self, sql: str) -> Any:
         """Take a snapshot of the file by a SELECT of one value; return that value. ``move_to`` sets the moment.
@@ -244,7 +244,7 @@ class Workspace:
         if work is not None and work.defers:
             try:
                 pragmas.settle(self._writer.db)
-            except apsw.Error:  # interrupted, for example: keep the compiled statements from the next transaction
+            except apsw.Error:  # interrupted, for example: no later transaction may use the compiled statements
                 self.is_broken = True
 
     def keep_work(self) -> None:
@@ -258,7 +258,7 @@ class Workspace:
         self._writer.file.note_commit()
 
     def hold(self, limit_bytes: int) -> "Writer":
-        """Return the writing connection in a transaction, until ``leave``, with an overlay of at most ``limit_bytes``.
+        """Return the writing connection in a transaction, until ``end``, with an overlay of at most ``limit_bytes``.
 
         Raises:
             BedrockishError: the error of ``stop``, or the file cannot be read.

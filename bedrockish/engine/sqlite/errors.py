@@ -204,7 +204,7 @@ def broken(error: apsw.Error, number: int = 0) -> DamagedError:
         return NoRoomError(FULL)
     if isinstance(error, apsw.CantOpenError):
         return NoRoomError(f"{NO_FILE} ({error})")
-    if isinstance(error, apsw.NoMemError) or number == errno.ENOMEM:  # such as for the map of the -shm file
+    if isinstance(error, apsw.NoMemError) or number == errno.ENOMEM:  # for example, when SQLite maps the -shm file
         return NoRoomError(NO_MEMORY)
     if isinstance(error, apsw.CorruptError):
         return damaged_page(error)

@@ -219,7 +219,7 @@ class Rows:
 
 
 _FOREVER = float("inf")
-WALL_FACTOR = 10  # budgets that a request may take by the wall clock: it may wait for the disk or a processor
+WALL_FACTOR = 10  # how many budgets of wall-clock time a request may take: it may wait for the disk or a processor
 
 
 class Budget:
@@ -277,6 +277,6 @@ def set_options(db: apsw.Connection, limits: Limits) -> None:
     db.pragma("foreign_keys", 1)
     db.pragma("recursive_triggers", 0)
     db.pragma("analysis_limit", ANALYSIS_ROWS)
-    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # no writing of the catalogue or of shadow tables
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # refuses writes to the catalogue and shadow tables
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
     bound(db, limits.length_bytes)

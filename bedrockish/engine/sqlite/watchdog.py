@@ -128,7 +128,7 @@ class _Watchdog:
             if now - last > IDLE_S:
                 self._woken.clear()
                 self.sleeps = True
-                if not self.is_wanted:  # otherwise a statement has just begun, and has not woken this thread
+                if not self.is_wanted:  # a statement that began before ``sleeps`` was set did not wake the thread
                     self._woken.wait()
                 self.sleeps, last = False, time.monotonic()
             time.sleep(TICK_S)

@@ -140,7 +140,7 @@ class Compiled:
     configures: bool = False  # whether it makes a change that SQLite's counter of schema changes does not count
     fills: bool = False  # whether it makes a table and its rows, as CREATE TABLE ... AS SELECT
     defines: bool = False  # whether it makes, changes or drops a TEMP object
-    is_command: bool = False  # whether it is a command of a virtual table whose values have to be written into its text
+    is_command: bool = False  # whether it is a command of a virtual table, with values to be written into the text
     is_upkeep: bool = False  # whether it is a command of FTS5 that changes no result of an index that matches its rows
     is_dear: bool = False  # whether it calls a function or module that takes long and cannot be interrupted
     # Whether it makes a table of vec1. Only a rollback of the whole transaction undoes that: after a rollback to a

@@ -317,7 +317,7 @@ class _Parser:
         self._frames = [_Frame("", "", Text())]
         self._column = ""  # in the definition of a table, the column that is being defined
         self._closed = ""  # the name before the last closed pair of parentheses
-        self._candidate = ""  # the name for the text in parentheses, if they open with the next token
+        self._candidate = ""  # the name of the text in parentheses that may open at the next token
 
     def run(self) -> Parsed:
         head: list[str] = []  # the first words of the statement, without EXPLAIN

@@ -155,7 +155,7 @@ class _Splicer:
         self._materialize_with(place, width)
 
     def _wrap(self, first: int, end: int) -> None:
-        """Wrap a value so that NULL becomes an id. If all values are other literals, the client's own text can run."""
+        """Wrap a value so that NULL becomes an id. If all are literals and not NULL, the client's text can run."""
         only = self._tokens[first] if end == first + 1 else None
         if only is not None and only.is_word("NULL"):
             self._replace(first, end, self._given)

@@ -26,7 +26,7 @@ from bedrockish_journal.model.changes import Value
 from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
 ROWS_MAX = 1_000  # rows that one transaction may lock
-LEFT_MAX = 10_000  # how many rows that it leaves to other nodes a node remembers
+LEFT_MAX = 10_000  # most rows left to other nodes that a node remembers
 LEFT_S = 3.0  # seconds for which a row is left to another node that may want it
 
 Base = Mapping[str, int]

@@ -195,7 +195,7 @@ class AutoIds:
         return highest
 
     def _reserve(self, db: apsw.Connection, table: str, value: Value) -> None:
-        """Record an id that the statement gives itself, so that no later row of the statement gets it."""
+        """Record an id that the client's statement gives, so that no later row of the statement gets this id."""
         rowid = apply_affinity(value, "D")
         if type(rowid) is int:  # SQLite refuses any other id
             self._seen[table] = max(self._in_table(db, table), rowid)

@@ -95,7 +95,7 @@ def _search_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
 
 
 def _is_quick(step: Step) -> bool:
-    """Return whether a step makes or drops a trigger or a view, or sets a number that migrations keep."""
+    """Return whether a step makes or drops a trigger or a view, or sets ``user_version`` or ``application_id``."""
     words = only_statement([step])[1]
     if not words or kind_of(step.sql) != SCHEMA:
         return False

@@ -31,7 +31,7 @@ class Publication:
         self._db, self._wal = db, wal
         self.path = db.filename  # the database file, by its absolute path
         self.members = 0  # version of the applied membership
-        self._clocks: tuple[int, int | None] | None = None  # by ``schema_history.clocks``; None: not read
+        self._clocks: tuple[int, int | None] | None = None  # from ``schema_history.clocks``; None: to be read
         self._page: Publishes | None = None
 
     def begin(self, page: Publishes, batch: int, schema: int) -> None:

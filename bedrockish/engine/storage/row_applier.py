@@ -336,7 +336,7 @@ class RowApplier:
             assert change.after is not None
             mask, row = changed_mask(change.before, change.after), change.after
             if change.rowid != change.rowid_after and table.alias is None:
-                mask |= 1 << len(row)  # the rowid has changed; only then set it, because that rewrites every index
+                mask |= 1 << len(row)  # set the rowid only if it has changed: setting it rewrites every index
         known = self._texts.get((table.name, change.op, mask))
         if known is None:
             known = self._texts[table.name, change.op, mask] = _text(table, change.op, mask)

@@ -105,7 +105,7 @@ def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> s
 
 
 def _length(path: str | os.PathLike[str]) -> int:
-    """Return the size that a database's file may have after a checkpoint: its own and that of its WAL."""
+    """Return the size that a database's file may have after a checkpoint: the file's and the WAL's together."""
     length, file = 0, Path(path).resolve()
     for suffix in ("", "-wal"):
         with suppress(OSError):

@@ -219,7 +219,7 @@ class StagedStore:
         """Store a transaction until it is applied or dropped; above ``KEPT_MAX``, drop the oldest."""
         self.drop(staged.changes)
         if staged.changes in self._kept:
-            staged.close()  # the open batch has attached it already
+            staged.close()  # the open batch has attached these changes already
             return
         self._kept[staged.changes] = staged
         for changes in list(self._kept)[:-KEPT_MAX]:

@@ -89,7 +89,7 @@ def alarms(db: apsw.Connection) -> dict[str, bytes]:
 
 
 def blocked(db: apsw.Connection) -> list[Txid]:
-    """Return the decided transactions that do not fit the tables, and whose resolution is still to be decided."""
+    """Return the decided transactions that do not fit the tables, and wait for an operator's decision."""
     return _txids(db, BLOCKED)
 
 

@@ -50,7 +50,7 @@ class Wal:
                 self._write_again()
             self._copy_first()
         except BaseException:
-            self.close()  # a node that lacks room opens its file again and again
+            self.close()  # no descriptor may leak: a node without room opens its file again and again
             raise
         self._copied_at = self.frames  # frames when the last background checkpoint began
         self._copied = self.frames  # how many frames the last checkpoint has copied

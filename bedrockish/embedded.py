@@ -80,7 +80,7 @@ class Node:
                 cwd=place.parent,
                 process_group=0,  # Ctrl-C reaches the program, which then stops its node
             )
-        self._finalizer = weakref.finalize(self, _stop, self._process, folder)
+        self._finalizer = weakref.finalize(self, _stop, self._process, folder, os.getpid())
         watch_forks(self)
         try:
             self._wait_ready()
@@ -194,7 +194,9 @@ def _database(config: Path) -> Path:
     return config.parent / check_path(named, f"{config}: database")
 
 
-def _stop(process: "subprocess.Popen[bytes]", folder: str) -> None:
+def _stop(process: "subprocess.Popen[bytes]", folder: str, owner: int) -> None:
+    if os.getpid() != owner:  # forked by C code, which has not called ``after_fork``
+        return
     if process.stdin is not None:
         process.stdin.close()
     try:

@@ -4,12 +4,15 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from bedrockish.common.forks import notice_fork
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
     """Run a client's coroutine method, which must not wait for an event loop, to its end; return its result."""
+    notice_fork()
     coroutine: Any = method(*args, **kwargs)
     try:
         coroutine.send(None)

@@ -22,7 +22,7 @@ from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.in_thread import run
 from bedrockish.client.request_builder import Where
 from bedrockish.client.trio_client import Client, open_client, target_of
-from bedrockish.common.forks import watch_forks
+from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UsageError
 
 SIZE = 10
@@ -199,6 +199,7 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close all connections, also lent ones; a second close does nothing."""
+        notice_fork()
         self._is_closed = True
         self._finalizer()
 
@@ -221,6 +222,7 @@ class ConnectionPool:
             self._take_back(client, usable=not lent.closed and _is_clean(lent))
 
     def _lend(self, timeout: float | None) -> SocketClient:
+        notice_fork()
         seconds = self._target.timeout_s if timeout is None else check_timeout(timeout)
         self._check_open()
         if not self._slots.acquire(timeout=seconds):
@@ -276,6 +278,7 @@ class ConnectionPool:
 
     def _take_back(self, client: SocketClient, *, usable: bool) -> None:
         """Take a client back; close it if it is broken or has a transaction or result open."""
+        notice_fork()
         if client not in self._clients:  # the client was lent before a fork, or the pool is closed
             client._close()
             if self._is_closed:

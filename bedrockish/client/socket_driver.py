@@ -29,7 +29,7 @@ from bedrockish.client.link_end import LIMITS, explain_end
 from bedrockish.client.sansio.core import open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
-from bedrockish.common.forks import watch_forks
+from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.common.keeper import Keeper
 from bedrockish.errors import BedrockishError, ClientClosedError, UnavailableError, UnsupportedError
 from bedrockish_net.errors import NetError
@@ -126,6 +126,7 @@ class SocketDriver(Calls):
 
     def _begin(self, what: What, timeout_s: float) -> int:
         """Begin a call and return its number, for ``_wait`` or ``_cancel``."""
+        notice_fork()
         with self._lock, self._reset_if_interrupted:
             if self._is_closed:
                 raise ClientClosedError("this client is closed; open another")
@@ -203,6 +204,7 @@ class SocketDriver(Calls):
 
     def _cancel(self, number: int) -> None:
         """Forget a call whose thread no longer waits."""
+        notice_fork()
         with self._lock, self._reset_if_interrupted:
             self._waiting.pop(number, None)
             self._outcomes.pop(number, None)
@@ -210,12 +212,14 @@ class SocketDriver(Calls):
 
     def _notify(self, what: What, timeout_s: float) -> None:
         """Make a call without waiting for its answer."""
+        notice_fork()
         with self._lock, self._reset_if_interrupted:
             if not self._is_closed:
                 self._perform(self._core.call(what, timeout_s, time.monotonic())[1])
 
     def leave_node(self, towards: Sequence[Address] = ()) -> None:
         """Move to another node, if there is one; to one of ``towards``, if any are given."""
+        notice_fork()
         with self._lock, self._reset_if_interrupted:
             if not self._is_closed:
                 self._perform(self._core.leave(time.monotonic(), towards))
@@ -226,6 +230,7 @@ class SocketDriver(Calls):
         A node finishes a call that it has begun; the error of each waiting caller says whether the call can have
         happened.
         """
+        notice_fork()
         with self._lock, self._reset_if_interrupted:
             if not self._is_closed:
                 self._perform(self._core.interrupt(time.monotonic()))
@@ -409,6 +414,7 @@ class SocketDriver(Calls):
                 self._perform(effects)
 
     def _close(self) -> None:
+        notice_fork()
         with self._lock:
             if self._is_closed:
                 return

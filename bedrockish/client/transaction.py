@@ -16,6 +16,7 @@ from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
 from bedrockish.client.request_builder import columns_of, is_plain, new_command, note_results, with_values
 from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.common.forks import notice_fork
 from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
 from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
@@ -150,6 +151,7 @@ class Transaction:
         Raises:
             BedrockishError: see ``run``.
         """
+        notice_fork()
         local, options = self._local, self._options
         if local is None or not self._is_open or options.temporary.asked:
             return None

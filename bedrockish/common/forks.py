@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 WAIT_S = 5.0  # how long a fork waits for other threads
@@ -49,10 +49,17 @@ class Running(Protocol):
 _KNOWN: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
 
 
+_HOOKS: list[Callable[[], None]] = []
 _RUNNING: "weakref.WeakSet[Running]" = weakref.WeakSet()
 FORKING: dict[int, list[Lock]] = {}  # thread that forks -> the locks that it has acquired
 _WAITING: set[int] = set()  # threads that wait for a fork, each of which holds a lock
 _fork_lock, _done = threading.Lock(), threading.Event()  # the lock is held during a fork; the event is set after it
+_process = os.getpid()  # the process in which the objects of ``_KNOWN`` live
+
+
+def call_after_fork(hook: Callable[[], None]) -> None:
+    """Call a function in each child that is forked from now on, before the objects of ``watch_forks``."""
+    _HOOKS.append(hook)
 
 
 def watch_forks(known: Inherited) -> None:
@@ -113,12 +120,25 @@ def _after_fork() -> None:
     _done.set()
 
 
+def notice_fork() -> None:
+    """Do after a fork what Python has not done, if this process was forked by C code that calls no hooks of Python.
+
+    uWSGI forks its workers so. Each call of a client begins with this check; two processes would otherwise read one
+    socket, and the child would trust locks on a node's file that only its parent has.
+    """
+    if os.getpid() != _process:
+        _after_fork_in_child()
+
+
 def _after_fork_in_child() -> None:
-    global _fork_lock, _done
+    global _fork_lock, _done, _process
+    _process = os.getpid()
     _after_fork()
     FORKING.clear()
     _WAITING.clear()
     _fork_lock, _done = threading.Lock(), threading.Event()
+    for hook in list(_HOOKS):
+        hook()
     for known in list(_KNOWN):
         known.after_fork()
 

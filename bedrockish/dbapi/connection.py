@@ -15,7 +15,7 @@ from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, check_time
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
 from bedrockish.client.request_builder import Where, target_of
-from bedrockish.common.forks import watch_forks
+from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.dbapi import callbacks, errors
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Again, Cursor, RowFactory
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
@@ -495,6 +495,7 @@ class Connection:
         link, session = opened
         if link.closed or not are_plain(params):
             return None
+        notice_fork()
         try:
             if session.reads_alone:
                 found = link.read_again(sql, params, session.read)
@@ -514,6 +515,7 @@ class Connection:
         """Call a function with the session, under the connection's lock; raise the exceptions of PEP 249."""
         if self._opened is None:  # a derived class did not call __init__, so the lock is missing; ``_check`` raises
             self._check()
+        notice_fork()
         with self._lock:
             self._check()
             try:

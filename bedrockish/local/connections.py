@@ -127,7 +127,7 @@ def _watch() -> None:
         if not _is_watching:
             _is_watching = True
             sys.addaudithook(_audit)
-            os.register_at_fork(after_in_child=_after_fork)
+            forks.call_after_fork(_after_fork)
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ import apsw
 
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token
-from bedrockish.common.forks import FORKING, stand_still, watch_forks
+from bedrockish.common.forks import FORKING, notice_fork, stand_still, watch_forks
 from bedrockish.common.keeper import Keeper
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
@@ -132,6 +132,7 @@ class LocalReads:
         Raises:
             SqlError: SQLite refuses the registration.
         """
+        notice_fork()
         with self.lock:
             self._known = None
             for reader in self._snapshots.readers:
@@ -150,6 +151,7 @@ class LocalReads:
             UsageError: the program is in a ``snapshot`` block.
             SqlError: the name is taken or unknown, or the file cannot be read.
         """
+        notice_fork()
         with self.lock:
             if self._snapshots.pins:
                 raise UsageError("files are attached and detached outside of a snapshot; leave its block first")
@@ -174,6 +176,7 @@ class LocalReads:
         Raises:
             DeadlineError: the program has interrupted the read.
         """
+        notice_fork()
         with self.lock:
             if FORKING:
                 stand_still()
@@ -257,6 +260,7 @@ class LocalReads:
             ForbiddenError: the user lacks the right.
             DeadlineError: the program has interrupted the read.
         """
+        notice_fork()
         snapshots = self._snapshots
         if not snapshots.pins and level not in (SESSION, STALE):
             return None
@@ -377,6 +381,7 @@ class LocalReads:
 
     def pin(self, pin: Pin, level: str, token: Callable[[], Token], timeout_s: float) -> None:
         """Hold a snapshot until ``unpin``. The errors are those of ``snapshot``."""
+        notice_fork()
         if level == STRICT:
             raise UnsupportedError(
                 "a strict read is certified by its read set, which is unknown when a snapshot is taken; "
@@ -422,6 +427,7 @@ class LocalReads:
 
         If a read of this thread calls the program, such as its progress handler, the read ends and closes the file.
         """
+        notice_fork()
         self._snapshots.is_closed = True
         with connections.lock_interrupting(self.lock, self.interrupt):
             if self._is_running:

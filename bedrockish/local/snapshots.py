@@ -6,7 +6,6 @@ otherwise the second snapshot is kept until it is durable. So no read waits for 
 power failure could undo.
 """
 
-import os
 import threading
 import time
 import weakref
@@ -15,6 +14,7 @@ from collections.abc import Callable
 import apsw
 
 from bedrockish.api.requests import STALE, Token, check_cluster
+from bedrockish.common.forks import call_after_fork
 from bedrockish.engine.statements.classify import EMPTY, READ, Compiled, Guard
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.storage import moment_row
@@ -155,7 +155,7 @@ def _after_fork() -> None:
     _noting = threading.Lock()  # another thread of the parent may have held the old one
 
 
-os.register_at_fork(after_in_child=_after_fork)
+call_after_fork(_after_fork)
 
 
 class Pin:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import apsw
 
 from bedrockish.api.requests import SERIALIZABLE, STRICT, Request, Result, Statement
-from bedrockish.common.forks import FORKING, stand_still
+from bedrockish.common.forks import FORKING, notice_fork, stand_still
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import TransactionWork
@@ -185,6 +185,7 @@ class LocalTransaction:
         Raises:
             BedrockishError: see ``run``.
         """
+        notice_fork()
         # Only ``run`` handles a progress handler that ends a statement, and functions of the program that fail.
         if self.keeps_rows or self._pool.has_own or not self._is_whole:
             return None

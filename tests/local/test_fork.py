@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bedrockish.client.blocking import Connection, connect
-from tools.cluster import LocalNode
+from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
 
@@ -84,6 +84,58 @@ own.commit()
     )
     assert told == "True\n"
     assert db.execute("SELECT v FROM forked ORDER BY id", read="strict").rows == [(6,), (5,)]
+
+
+@pytest.mark.parametrize("by_url", [False, True])
+def test_child_of_a_fork_that_calls_no_hooks_of_python_opens_links_of_its_own(
+    node: LocalNode, db: Connection, alone: LocalCluster, *, by_url: bool
+) -> None:
+    """uWSGI forks its workers in C. Child and parent would share links and transactions, and locks on the file."""
+    told = run(
+        node,
+        """
+import ctypes
+from bedrockish import dbapi
+db, own, pool = bedrockish.connect(PLACE), dbapi.connect(PLACE), bedrockish.connect_pool(PLACE, size=1)
+db.execute("SELECT 1")
+with pool.connection() as lent:
+    lent.execute("SELECT 1")
+inside, known = db.begin(), "UPDATE forked SET v = v + ? WHERE id = 1"
+for _ in range(2):
+    own.execute(known, (1,))
+inside.execute("UPDATE forked SET v = 5 WHERE id = 2")
+children = []
+for child in range(3):
+    children.append(ctypes.PyDLL(None).fork())
+    if not children[-1]:
+        try:
+            for act in (lambda: own.execute(known, (7,)), own.commit, lambda: inside.execute("DELETE FROM forked")):
+                try:
+                    act()
+                except (dbapi.Error, bedrockish.ClientClosedError) as error:
+                    assert "before a fork" in str(error), error
+                else:
+                    raise AssertionError(act)
+            own.rollback()
+            inside.rollback()
+            for number in range(20):
+                with db.transaction() as tx:
+                    tx.execute("INSERT INTO forked(v) VALUES (?)", (child,))
+                with pool.connection() as lent:
+                    assert lent.execute("SELECT count(*) FROM forked WHERE v = ?", (child,)).value() >= number
+            db.close(), own.close(), pool.close()
+            print("done", flush=True)
+        finally:
+            os._exit(0)
+for child in children:
+    os.waitpid(child, 0)
+own.commit()
+inside.commit()
+""".replace("PLACE", repr(alone.url() if by_url else str(node.database))),
+    )
+    assert told == "done\n" * 3
+    assert db.execute("SELECT id, v FROM forked WHERE id < 3", read="strict").rows == [(1, 2), (2, 5)]
+    assert db.execute("SELECT count(*) FROM forked").value() == 2 + 3 * 20
 
 
 def test_child_and_parent_give_their_rows_different_ids(node: LocalNode, db: Connection) -> None:

@@ -98,6 +98,7 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
     ],
     "columns named `rowid`": [('CREATE TABLE u("rowid", _rowid_, oid)', UnsupportedError)],
     "`IF` as a name": [("CREATE VIEW IF NOT EXISTS IF AS SELECT 1", SqlError), ("CREATE TABLE main.IF(x)", SqlError)],
+    "a parameter in a definition": [("CREATE TABLE u(x CHECK (0 AND ?))", UnsupportedError)],
     "text that is not UTF-8": [("INSERT INTO t(name) VALUES (CAST(x'ff' AS TEXT))", SqlError)],
 }
 AS_IN_SQLITE: dict[str, list[str]] = {

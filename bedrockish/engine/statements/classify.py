@@ -49,6 +49,7 @@ _DDL = {
     apsw.SQLITE_DROP_VTABLE,
 }
 _FILLS = {apsw.SQLITE_CREATE_TABLE, apsw.SQLITE_SELECT}
+_PARAMETERS = "a definition cannot have parameters; write the values into the text"
 _OF_NODE = "CREATE TABLE ... AS SELECT would copy the catalogue, which is each node's own; insert the values instead"
 _OF_MODULES = {apsw.SQLITE_CREATE_VTABLE, apsw.SQLITE_DROP_VTABLE}
 _TEMP = {
@@ -335,6 +336,9 @@ class Guard:
         piece.fills = piece.kind == SCHEMA and seen.actions >= _FILLS and apsw.SQLITE_ALTER_TABLE not in seen.actions
         if piece.fills and seen.reads_catalogue:
             seen.refusal = seen.refusal or _OF_NODE
+        if piece.kind == SCHEMA and piece.names and not piece.fills:
+            # SQLite itself misses a parameter that it leaves out, as in CHECK (0 AND ?). The nodes get no values.
+            seen.refusal = seen.refusal or _PARAMETERS
         if not self.virtual.tables:
             return
         layout, text = self.virtual, piece.sql.lower()

@@ -47,8 +47,9 @@ class BlockingTransaction:
 
     def run(self, statements: Sequence[str | tuple[str, Params]], *, timeout: float | None = None) -> list[Rows]:
         """Run several statements in one round trip; see ``Transaction.run``."""
-        if len(statements) == 1 and type(statements[0]) is tuple:
-            one = self._opened.run_plain(*statements[0], timeout)
+        first = statements[0] if isinstance(statements, Sequence) and len(statements) == 1 else None
+        if type(first) is tuple and len(first) == 2:
+            one = self._opened.run_plain(*first, timeout)
             if one is not None:
                 return [one]
         return run(self._opened.run, statements, timeout=timeout)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,8 +61,7 @@ def make_request(command: str, statements: Statements, read: str, isolation: str
     check_modes(read, isolation)
     made: list[Statement] = []
     text, checked = "", object()
-    for statement in [statements] if isinstance(statements, str) else statements:
-        sql, params = (statement, None) if isinstance(statement, str) else statement
+    for sql, params in pairs_of(statements):
         if sql is not checked:  # a bulk load has one text for all its rows
             text = checked = check_statement(sql)
         made.append(Statement(text, check_params(params)))
@@ -102,11 +101,29 @@ def is_plain(sql: str) -> bool:
     return first_setting(sql) is None and not (asks_values(sql) or makes_temporary(sql) or "(/*" in sql)
 
 
-def texts_of(statements: Statements) -> list[str]:
-    """Return the SQL of each statement that a caller has passed."""
+def pairs_of(statements: Statements) -> list[tuple[str, Params]]:
+    """Return the text and the parameters of each statement that a caller has passed.
+
+    Raises:
+        UsageError: the argument is not a list of statements.
+    """
     if isinstance(statements, str):
-        return [statements]
-    return [one if isinstance(one, str) else one[0] for one in statements]
+        return [(statements, None)]
+    if not isinstance(statements, Iterable):
+        raise UsageError(f"the statements should be a list, not {type(statements).__name__}; write [sql]")
+    pairs: list[tuple[str, Params]] = []
+    for one in statements:
+        try:
+            sql, params = (one, None) if isinstance(one, str) else one
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"statement {len(pairs) + 1} should be an SQL text, or a pair of a text and its parameters; write "
+                "(sql, (value, …))"
+            ) from None
+        if not isinstance(sql, str):
+            raise UsageError(f"a statement should be an SQL text, not {sql!r}")
+        pairs.append((sql, params))
+    return pairs
 
 
 def with_values(statements: tuple[Statement, ...], values: SessionValues) -> tuple[Statement, ...]:

@@ -34,7 +34,7 @@ from bedrockish.client.request_builder import (
     map_of,
     new_command,
     note_results,
-    texts_of,
+    pairs_of,
     with_settings_of,
     with_values,
 )
@@ -185,15 +185,15 @@ class Session(Calls):
             OutcomeUnknownError: the answer was lost; the transaction may have been committed.
             BedrockishError: the transaction was not committed; the type says why.
         """
-        timeout_s, values, texts = self._seconds(timeout), self._core.values, texts_of(statements)
+        timeout_s, values, statements = self._seconds(timeout), self._core.values, pairs_of(statements)
+        texts = [sql for sql, _ in statements]
         is_plain = all(map(self._is_plain, texts))
         done: list[Rows] | None = None
         if command is None and not is_plain:
             if await self._needs_transaction(texts):
                 done = await self._transact_opened(statements, self._options(isolation, read, timeout))
             elif self.local is not None and len(texts) > 1:
-                pairs = [(one, None) if isinstance(one, str) else one for one in statements]
-                done = await self._read_in_program(pairs, read, timeout)
+                done = await self._read_in_program(statements, read, timeout)
         if done is not None:
             return done
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from bedrockish.api.requests import Params, Request, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
-from bedrockish.client.request_builder import columns_of, is_plain, new_command, note_results, with_values
+from bedrockish.client.request_builder import columns_of, is_plain, new_command, note_results, pairs_of, with_values
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.forks import notice_fork
 from bedrockish.common.pauses import Pauses
@@ -122,7 +122,7 @@ class Transaction:
             BedrockishError: see ``execute``; ``details["statement"]`` is the index of the failed statement. The
                 statements before it keep their changes.
         """
-        texts = [(one, None) if isinstance(one, str) else one for one in statements]
+        texts = pairs_of(statements)
         last: object = None
         for sql, _ in texts:
             if sql is not last:  # ``executemany`` passes one text up to a thousand times

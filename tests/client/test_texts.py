@@ -1,7 +1,10 @@
 """One text, one statement: several are refused before anything is sent."""
 
+from typing import Any
+
 import pytest
 
+import bedrockish
 from bedrockish.client.request_builder import Statements, make_request
 from bedrockish.errors import UsageError
 from bedrockish.sqltext.single_statement import check_statement
@@ -71,3 +74,24 @@ def test_large_text_is_parsed_once() -> None:
 def test_statement_that_is_not_a_text_is_a_usage_error(sql: object) -> None:
     with pytest.raises(UsageError, match="should be an SQL text, not"):
         parse_control(sql)  # type: ignore[arg-type]
+
+
+NO_LISTS: list[tuple[Any, str]] = [
+    ([("SELECT 1",)], r"statement 1 should be an SQL text, or a pair of a text and its parameters; write \(sql"),
+    (["SELECT 1", ("SELECT 2", (), 3)], "statement 2 should be"),
+    ([None], "statement 1 should be"),
+    ([5], "statement 1 should be"),
+    ([(1, 2)], "a statement should be an SQL text, not 1"),
+    (5, r"the statements should be a list, not int; write \[sql\]"),
+]
+
+
+def test_list_of_other_values_is_refused_in_every_call() -> None:
+    """Python's own errors for the wrong number of values came out."""
+    with bedrockish.node() as node:
+        for where in (node.path, node.url):
+            with bedrockish.connect(where) as db:
+                for given, said in NO_LISTS:
+                    for call in (db.transact, db.begin().run):
+                        with pytest.raises(UsageError, match=said):
+                            call(given)

@@ -4,9 +4,11 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import bedrockish
 from bedrockish import dbapi
@@ -22,7 +24,7 @@ from bedrockish.errors import (
 )
 from bedrockish.local import transaction
 from tests.local.conftest import here
-from tools.cluster import LocalCluster, LocalNode
+from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 
 @pytest.fixture
@@ -296,28 +298,29 @@ def limited_files(process: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", ["path", "URL"])
-def test_temporary_file_without_room_ends_the_temporary_objects(
-    node: LocalNode, alone: LocalCluster, table: str, way: str
-) -> None:
+def test_temporary_file_without_room_ends_the_temporary_objects(tmp_path: Path, way: str) -> None:
     """The session stayed blocked in the program; at the node the statement was an internal error.
 
     SQLite may lose pages of the TEMP tables in such a write, and later calls the database malformed.
     """
-    assert node.process is not None
-    process = os.getpid() if way == "path" else node.process.pid
     fill = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 30000) SELECT zeroblob(500) FROM s"
-    with bedrockish.connect(node.database if way == "path" else alone.url()) as db:
-        db.execute(f"CREATE TABLE {table}(a)")
-        db.execute("CREATE TEMP TABLE mine(a)")
-        with limited_files(process):
-            with pytest.raises(TemporaryLostError, match=r"temporary files could not be written; .*make room"):
-                db.execute(f"INSERT INTO mine {fill}")
-            with pytest.raises(SqlError, match="no such table: mine"):
-                db.execute("SELECT * FROM mine")
-            db.execute(f"INSERT INTO {table} VALUES (1)")
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:  # a new node, whose own files are short
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        assert node.process is not None
+        process = os.getpid() if way == "path" else node.process.pid
+        with bedrockish.connect(node.database if way == "path" else cluster.url()) as db:
+            db.execute("CREATE TABLE t(a)")
             db.execute("CREATE TEMP TABLE mine(a)")
-            db.execute("INSERT INTO mine VALUES (1)")
-        assert db.execute(f"SELECT count(*) FROM mine, {table}").value() == 1
-        db.execute(f"INSERT INTO mine {fill}")
-        assert db.execute("SELECT count(*) FROM mine").value() == 30_001
-    assert "internal error" not in node.log.read_text()
+            with limited_files(process):
+                with pytest.raises(TemporaryLostError, match=r"temporary files could not be written; .*make room"):
+                    db.execute(f"INSERT INTO mine {fill}")
+                with pytest.raises(SqlError, match="no such table: mine"):
+                    db.execute("SELECT * FROM mine")
+                db.execute("INSERT INTO t VALUES (1)")
+                db.execute("CREATE TEMP TABLE mine(a)")
+                db.execute("INSERT INTO mine VALUES (1)")
+            assert db.execute("SELECT count(*) FROM mine, t").value() == 1
+            db.execute(f"INSERT INTO mine {fill}")
+            assert db.execute("SELECT count(*) FROM mine").value() == 30_001
+        assert "internal error" not in node.log.read_text()

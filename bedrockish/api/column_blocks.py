@@ -1,4 +1,4 @@
-"""Rows by column: a form in which clients may ask for large results; encoded and decoded in half the time.
+"""Rows by column: a form of large results that clients may ask for, and that takes half the time to encode and decode.
 
 A block has a part of the rows: a CBOR list of the number of rows, and then the columns, each in one of these forms:
 

@@ -1,7 +1,6 @@
 """A client's requests and a node's answers, as plain values.
 
-Results are encoded the same way on the wire and in the journal, which keeps them so that a retried command gets its
-first answer.
+Results are encoded the same way on the wire and in the journal, from which a retried command gets its first answer.
 """
 
 import math
@@ -42,7 +41,7 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
 )
 MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, VOID, *USER_ACTIONS)
 
-FEW_STATEMENTS = 10  # larger requests are not searched for long values, which are hashed without a copy
+FEW_STATEMENTS = 10  # with more statements, a request is not searched for long values to hash without a copy
 MANY_RESULTS = 23  # the most items of a CBOR array whose head has one byte
 NAMES_CHARACTERS_MAX = 1_000  # the encoding of longer column names is not cached: a name may be a long text
 

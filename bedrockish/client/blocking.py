@@ -95,7 +95,7 @@ class Connection:
 
     @property
     def token(self) -> bytes:
-        """The token of this session. A client to which it is assigned sees all commits that this session has seen."""
+        """The token of this session. A client that gets this token sees all commits that this session has seen."""
         return self._client.token
 
     @token.setter

@@ -19,7 +19,7 @@ from bedrockish_journal.verify.row_digests import Key, Range, RangeDigest, pack_
 
 AskRange = Callable[[Range, Vector | None], Awaitable[RangeDigest]]
 Order = Callable[[Mapping[str, Any]], Awaitable[Any]]  # sends an operator's order to a node, and returns the answer
-TRIES = 8  # how often a range is asked for while transactions write to it
+TRIES = 8  # most questions for one range, to which transactions write
 AGAIN_S = 0.25
 SHOWN_MAX = 100  # the most differences that are listed
 
@@ -142,7 +142,7 @@ class NodeComparison:
         return first
 
     async def _ask_short_range(self, asked: Range) -> dict[str, RangeDigest]:
-        """Ask all nodes for a range that ends where the first node says, or another node if it has far more rows."""
+        """Ask all nodes for a range whose end the first node sets, or a node that has far more rows up to there."""
         answers = await self._ask_with_end_of(next(iter(self._nodes)), asked)
         most = max(answers, key=lambda node: answers[node].count)
         if asked.limit and answers[most].count > 2 * asked.limit:

@@ -66,7 +66,7 @@ class LocalSteps:
         self._session, self.transactions = session, transactions
         self._socket = socket_path(database)
         self._back_at = 0.0  # when the session may next try to return to the node of the file, in monotonic seconds
-        self._node_next = False  # whether the next transaction begins at the node, as the last could not be moved to it
+        self._node_next = False  # whether the next transaction begins at the node: the last could not move there
 
     async def call(self, what: What, timeout_s: float) -> Answered | Told:
         """Run a step of a transaction; return the answer. The errors are those of the node."""
@@ -318,7 +318,7 @@ class LocalSteps:
     def _refused(
         self, one: LocalTransaction, error: BedrockishError, before: Sequence[Result], *, begins: bool
     ) -> BedrockishError:
-        """Return the caller's error for a statement; with ``begins``, a usage error says that ``one`` is open."""
+        """Return the caller's error for a statement; with ``begins``, a usage error says that ``one`` has begun."""
         told = self.explained(one, error, before)
         if told is error and begins and isinstance(error, UsageError):
             error.details = {**error.details, BEGUN: True}
@@ -429,7 +429,7 @@ class LocalSteps:
         for table, found in one.ids:
             tables.setdefault(table, []).append(found)
         for table, ids in tables.items():
-            with suppress(UsageError):  # a node that refuses gives other ids: the move fails with a ConflictError
+            with suppress(UsageError):  # if the node refuses, it gives rows other ids, and the move fails
                 await self._session._call(Ask(0, UPKEEP, asked={"do": "lease", "table": table, "back": ids}), timeout_s)
 
     async def _repeat(self, request: Request, logged: Sequence[Logged], op: str, timeout_s: float) -> None:

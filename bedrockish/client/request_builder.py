@@ -135,7 +135,7 @@ def with_values(statements: tuple[Statement, ...], values: SessionValues) -> tup
 
 
 def with_settings_of(statements: tuple[Statement, ...], values: SessionValues) -> tuple[Statement, ...]:
-    """Return the statements of a request with the settings of its session before them, without its values."""
+    """Return the statements of a request with the session's settings written before them, and without its values."""
     return _rewritten(statements, values.set_before_all([statement.sql for statement in statements]))
 
 

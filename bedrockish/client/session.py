@@ -92,7 +92,7 @@ class Session(Calls):
 
     @property
     def token(self) -> bytes:
-        """The token of this session. A client to which it is assigned sees all commits that this session has seen."""
+        """The token of this session. A client that gets this token sees all commits that this session has seen."""
         return seal_token(self._core.token, self._core.cluster_id)
 
     @token.setter

@@ -37,7 +37,7 @@ ISOLATION_LEVELS = ("", "DEFERRED", "IMMEDIATE", "EXCLUSIVE")
 class Connection:
     """A session with a cluster. Get one from ``connect``; close it after use.
 
-    Threads may share a connection, one call at a time; they then share its transaction as well.
+    Threads may share a connection and its transaction, one call at a time.
 
     Why so large: The names are those of PEP 249 and of sqlite3, which programs call.
 
@@ -249,7 +249,7 @@ class Connection:
 
     @property
     def token(self) -> bytes:
-        """The token of this session. A connection to which it is assigned sees all commits that this one has seen."""
+        """The token of this session. A connection that gets this token sees all commits that this session has seen."""
         self._check()
         return self._link.token
 
@@ -484,7 +484,7 @@ class Connection:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
     def _run_again(self, sql: Any, params: Any) -> Again | None:
-        """Run a statement on the short path, if it has read a node's file or run in the open transaction before.
+        """Repeat, in less time, a statement that has read a node's file or run in the open transaction before.
 
         Return None if the statement must be run like any other.
         """

@@ -102,7 +102,7 @@ class Session:
         self._values = SessionValues()  # the values at the beginning of the open transaction
         self._open: BlockingTransaction | None = None
         self._here: LocalTransaction | None = None  # the open transaction, if its statements run in this process
-        self._is_uncommitted = False  # the last COMMIT failed; many programs then send a ROLLBACK, which is accepted
+        self._is_uncommitted = False  # whether the last COMMIT failed; a ROLLBACK is then accepted, as in SQLite
         self._implicit = False
         self._is_switched = False  # whether PRAGMA foreign_keys was set in the open transaction
         self._is_legacy = False  # whether the open transaction has executed PRAGMA legacy_alter_table = ON

@@ -16,7 +16,7 @@ from bedrockish.http.messages import Request, StatusError
 
 HEAD_BYTES_MAX = 64 << 10  # limit of a head, a trailer, or the line before a part of a body; one read may exceed it
 HEADERS_MAX = 200
-PIPELINED_MAX = 64  # requests that a caller may send before it has read the answer of the first
+PIPELINED_MAX = 64  # the most requests that a caller may send before it has read the answer of the first
 
 
 class Parser:

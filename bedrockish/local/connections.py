@@ -26,7 +26,7 @@ from bedrockish_journal.storage.vector_modules import Connection
 STATEMENTS_KEPT = 512
 BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
 ASK_S = 0.01  # how long a closing thread waits before it interrupts the running statement again
-BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # attempts to ask a busy connection for its file; seconds between two
+BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # most tries to ask a busy connection for its file; seconds between two
 _open: dict[tuple[int, int], int] = {}  # files that this process has open: device and inode -> how often
 _lock = threading.Lock()  # guards ``_open``
 _opening = threading.Lock()  # held while a thread checks whether another library has the file open

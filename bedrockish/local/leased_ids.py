@@ -23,7 +23,7 @@ class LeasedIds(AutoIds):
 
     def __init__(self) -> None:
         super().__init__()
-        # Changes with each change of the schema: a table of the same name may then be a different table.
+        # A number that changes with the schema: a table of the same name may then be a different table.
         self.version = 0
         self._leases: dict[str, list[int]] = {}  # table -> leased ids, in falling order: the next id is the last
         self.given = Given()  # the ids given out by the current statement of each thread

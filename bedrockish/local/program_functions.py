@@ -66,7 +66,7 @@ def aggregate(name: str, arguments: int, cls: Any) -> Give:
 
 
 def window(name: str, arguments: int, cls: Any) -> Give:
-    """Return the registration of a window function: ``step``, ``inverse``, ``value`` and ``finalize``; None removes."""
+    """Return the registration of a window function: ``step``, ``inverse``, ``value``, ``finalize``; None removes it."""
 
     def give(db: apsw.Connection) -> None:
         db.create_window_function(name, _beginning(cls, "step", "finalize", "value", "inverse"), arguments)

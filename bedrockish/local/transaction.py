@@ -65,13 +65,13 @@ class LocalTransaction:
         self._pool, self._file_workspace, self.request = pool, file_workspace, request
         self.seen = seen_by(moment, request.token)  # the session's token after reading its snapshot
         self.since = time.monotonic()
-        self.ids: list[tuple[str, int]] = []  # the leased ids that it has given to rows, with their tables
+        self.ids: list[tuple[str, int]] = []  # the leased ids that the transaction has given to rows, with their tables
         self._ids_version = pool.ids.version
         self.log: list[Logged] | None = []  # the statements so far; None if there are too many to repeat at the node
         self._logged = 0
         self._ended: BedrockishError | None = None
         self._is_left = False  # whether the workspace was given back
-        # False while a statement runs, and after an exception in its midst, such as that of a signal handler.
+        # False while a statement runs, and after an exception inside a statement, such as one of a signal handler.
         self._is_whole = True
         self.lock = threading.RLock()  # held by the thread that runs a statement
         self._statement = _Statement(self, pool.reads, pool.ids.given)
@@ -426,7 +426,7 @@ class _Statement:
             raise self._failed(error) from error
 
     def _failed(self, error: apsw.Error) -> BedrockishError:
-        """Return the error to raise if SQL fails that is not the client's, such as the EXPLAIN for a read set."""
+        """Return the error to raise if the engine's own SQL fails, such as the EXPLAIN for a read set."""
         if self.stopped is not None and isinstance(error, apsw.InterruptError):
             return self.stopped
         self._file_workspace.workspace.is_broken = True

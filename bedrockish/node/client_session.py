@@ -92,7 +92,7 @@ async def serve_client(
                 nursery.start_soon(session.watch_stay)
             closed = await link.wait_closed()
             logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
-            # Otherwise the nursery would wait for a long statement, and its transaction would keep its row locks.
+            # Otherwise the nursery would wait for a long statement, and the transaction would keep its row locks.
             node.transactions.interrupt_owner(link)
             node.end_reads(link)
     finally:
@@ -151,7 +151,7 @@ class _Session:
 
     def _start_calls(self) -> None:
         if self._until is not None:
-            return  # an answer inside the loop below has led here; that loop starts the next call
+            return  # called by an answer inside the loop below, which starts the next call itself
         self._until = time.monotonic() + AT_ONCE_S
         try:
             while self._backlog and self._in_flight < self._in_flight_max and self._kept <= WAITING_BYTES:

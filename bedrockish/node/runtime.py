@@ -70,7 +70,7 @@ from bedrockish_net.read_loop import ReadLoop
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.03  # how long the events of a turn may take together, in seconds
-TURN_MAX = 512  # events that are taken before their effects are made durable
+TURN_MAX = 512  # most events that are taken before their effects are made durable
 
 
 class Runtime:
@@ -187,7 +187,7 @@ class Runtime:
             self.engine.memory.check()
             if self.is_leaving and prepare is None:  # the COMMIT of an open transaction is still taken
                 raise leaving()
-        except (MemoryFullError, UnavailableError) as error:  # answered with the next turn, not inside the caller
+        except (MemoryFullError, UnavailableError) as error:  # answered in the next turn, not inside this call
             self.gate.kept.replies.append(Waiter(0, request, done, answer=error))
             self._loop.ring()
             return
@@ -606,7 +606,7 @@ class Runtime:
         return len(self.waiters.open)
 
     def leave(self) -> None:
-        """End running work, make its writes durable, store the last clock used as its ceiling, and answer all clients.
+        """End running work, make its writes durable, store the last used clock as the ceiling, and answer all clients.
 
         After damage, or a fault, nothing more is written, because not all effects of the core's last step were
         performed; and an error in this call is only logged, so that it does not hide the reason why the node ends.

@@ -40,8 +40,7 @@ class ConnectionLimits:
         self._count = 0
 
     def add_stranger(self, address: str, disconnect: Callable[[], None]) -> tuple[int, str]:
-        """Add a stranger. Return its number, and a log text about a stranger that was disconnected for it, or an empty
-        text.
+        """Add a stranger. Return its number, and a log text if another stranger was disconnected for it; else "".
 
         Args:
             address: the stranger's address.

@@ -52,7 +52,7 @@ class Inflow:
                 one.read_on()
 
     def has_to_wait(self, sender: Sender) -> bool:
-        """Return whether a sender's link must not read now; if so, ``read_on`` is called when it may ask again."""
+        """Return whether a sender's link must not read now; ``read_on`` is called when the sender may ask again."""
         if self.total <= self.most or self._sizes.get(sender, 0) < SHORT_BYTES or sender is self._longest():
             self._waiting.discard(sender)
             return False

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-PATH_BYTES_MAX = 100  # the address has 108 bytes, some of which the system may need
+PATH_BYTES_MAX = 100  # most bytes of a path: a socket address has 108, some of which the system may need
 NAME_BYTES_MAX = 80  # limit of the file's name; the rest of PATH_BYTES_MAX is for the folder under /proc
 
 

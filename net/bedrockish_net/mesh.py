@@ -86,7 +86,7 @@ class _Peer:
         self.redial_now = trio.Event()  # set when the peer is known to be alive: dial again without waiting
         self.outgoing: Link | None = None
         self.incoming: Link | None = None
-        self.trouble = ""  # the reason why the last attempt failed, which is logged once
+        self.trouble = ""  # the reason why the last attempt to open a link failed; logged once
         self.malformed = 0  # the number of recent malformed messages of the peer
         self.malformed_at = -math.inf
         self.refused_until = -math.inf  # seconds until which the peer's links are refused

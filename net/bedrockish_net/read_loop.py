@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 Reader = Callable[[float], None]
 Ready = list[tuple[int, int]]  # readable sockets, each with its events
-READY_MAX = 256  # sockets that are read before the node acts on their messages
+READY_MAX = 256  # most sockets that are read before the node acts on their messages
 READ_S = 0.001  # after this time of reading and acting, other tasks of the node run
 
 

@@ -47,7 +47,7 @@ class Link:
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else -1
         self._is_torn = False  # the kernel accepted only a part of the last write
         self._on_messages: Callable[[list[bytes]], None] | None = None
-        # An exception of the callback for messages, which ended the link, if a loop reads the link.
+        # The exception of the callback for messages that has ended the link; only if a loop reads the link.
         self.fault: Exception | None = None
         self._inflow: Inflow | None = None
         self._incomplete_bytes = 0  # bytes of an incomplete message, as ``_inflow`` knows them

@@ -2,7 +2,7 @@
 
 A transaction is open at the node where it began, and is rolled back if the link on which it began ends. So its
 statements are never sent again; if one is lost, the transaction was not committed. A lost COMMIT may have been
-executed. It is *settled* at any node: the node finds it committed, or gives its id for good to an empty transaction.
+executed. It is *settled* at any node: the node finds the commit, or commits an empty transaction under its id.
 
 A streamed result is bound to one node in the same way, from its opening to its last row, and changes nothing.
 """

@@ -45,14 +45,14 @@ from bedrockish.sqltext.temporary import first_temporary, makes_temporary
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 TIMEOUT_S = 30.0
-TRIES = 20  # tries of a statement outside of BEGIN that meets conflicts, in a stream with TEMP objects
+TRIES = 20  # most tries after conflicts, of a statement outside of BEGIN in a stream with TEMP objects
 LEGACY = "legacy_alter_table"
 KEYS_OFF, KEYS_ON = Statement("PRAGMA foreign_keys = OFF"), Statement("PRAGMA foreign_keys = ON")
 LAST = (
     "this call, after which the stream is closed; send {} and the statements that need it in one batch, one "
     "executeMultiple(), migrate() or transaction()"
 )
-DECLARED_MAX = 500  # texts whose declared types are remembered
+DECLARED_MAX = 500  # most texts whose declared types are remembered
 READONLY = (["BEGIN", "READONLY"], ["BEGIN", "TRANSACTION", "READONLY"])  # libSQL's BEGIN of a read-only transaction
 _SEQUENCE = {"sequence", "execute", "batch", "describe", "store_sql", "close_sql", "get_autocommit"}
 

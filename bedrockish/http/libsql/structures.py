@@ -24,7 +24,7 @@ from bedrockish.errors import (
 )
 
 STEPS_MAX = 10_000  # the most steps of a batch
-DEPTH_MAX = 32  # levels of conditions inside conditions
+DEPTH_MAX = 32  # most levels of conditions inside conditions
 SQL_BYTES_MAX = 256 << 10  # bytes of a stream's stored texts; `@libsql/client` stores 30 of at most 5,000 bytes
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 

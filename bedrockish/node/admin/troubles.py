@@ -15,7 +15,7 @@ Status = Mapping[str, Any]
 # Returns the text of a trouble, with its facts, from a status; empty without the trouble.
 Find = Callable[[Status], str]
 
-BEHIND_MAX = 200  # commits that a node may lack: under load some are always under way
+BEHIND_MAX = 200  # most commits that a healthy node lacks: under load some are always under way
 SILENT_MS_MAX = 3_000
 IN_DOUBT_MS_MAX = 10_000
 SAFE_LAG_MS_MAX = 10_000

@@ -102,7 +102,7 @@ class Incarnations:
         return Refusal(code, reason, {"store": known, "start": seen.start, "batches": seen.batches})
 
     def learn(self, node: str, store: str, batches: int) -> None:
-        """Record the number of batches in a peer's file, written by the process that has connected."""
+        """Record the id of a peer's file and its number of batches, which the connected peer has reported."""
         seen = self._seen.get(node, Seen())
         self._learn(node, Seen(store, batches, seen.start if store == seen.store else b""))
 

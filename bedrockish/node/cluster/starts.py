@@ -44,7 +44,7 @@ def read_starts(told: object) -> list[Start]:
 def lacks(starts: Sequence[Start], batches: int, seen: Seen) -> bool:
     """Return whether a file with these starts and batches lacks batches that were seen in it.
 
-    A file is accepted if it was last seen before its oldest kept start, because it cannot be checked.
+    A file that was last seen before its oldest kept start cannot be checked, and is accepted.
     """
     if batches < seen.batches:
         return True

@@ -30,7 +30,7 @@ RANGE_S = 0.05
 
 
 def next_limit(limit: int, took_s: float) -> int:
-    """Return the number of rows of the next range, from that of the last one and the time that it has taken."""
+    """Return the number of rows of the next range, from the last range's number of rows and its time."""
     if took_s > RANGE_S:
         return max(1, limit // 2)
     return min(RANGE_ROWS, 2 * limit) if took_s < RANGE_S / 4 else limit

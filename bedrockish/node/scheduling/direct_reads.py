@@ -39,7 +39,7 @@ from bedrockish_journal.model.vector import Vector, covers
 
 TURN_S = 0.02  # seconds that successive reads may take before other work has the loop
 PAUSE_S = 0.001  # after a longer pause between reads, other work has had the loop
-TEXTS_MAX, TEXT_MAX = 2_000, 4_000  # remembered texts, and the characters of each: together below 32 MB
+TEXTS_MAX, TEXT_MAX = 2_000, 4_000  # most remembered texts, and most characters of each: together below 32 MB
 LOOKS_LIKE_A_READ = re.compile(r"\s*(?:SELECT|VALUES|WITH)\b", re.IGNORECASE)
 # Words of statements that write, and functions whose values SQLite takes from the connection, which all sessions share.
 # A text that has such a word by chance is answered by the core.

@@ -80,7 +80,7 @@ class DurabilityGate:
 
     @property
     def is_syncing(self) -> bool:
-        """Whether a sync runs: output that is made now waits for the one after it."""
+        """Whether a sync runs: output that is made now waits for the next sync."""
         return self.stage is BatchStage.SYNCING
 
     @property

@@ -6,7 +6,7 @@ error for a page that cannot be read), and for a ``BaseException`` that is not a
 
 A failure of the disk outside of a commit is not a bug, and does not stop the node either: no decision is lost if
 another thread cannot read or copy data. The exception is reported as a failure of the disk. A failure at a limit
-of the machine, such as that of threads, is reported as such: another node may have room for the request.
+of the machine, such as that of threads, is reported as this limit: another node may have room for the request.
 """
 
 import logging
@@ -33,7 +33,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 COUNT, DISK, LIMIT = "internal_errors", "disk_errors", "limit_errors"
-PLACES_MAX = 200  # places in the program that are remembered because their traceback was logged
+PLACES_MAX = 200  # most places in the program that are remembered because their traceback was logged
 RECENT_S = 600.0
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # the pause before a failed background task is restarted
 

@@ -125,7 +125,7 @@ class WorkerPool:
         self,
         engine: Engine,
         core: Node,  # knows the committed entries
-        places: int,  # the number of *places*: of jobs that run at the same time; further jobs wait
+        places: int,  # the number of *places*: at most this many jobs run at the same time; further jobs wait
         # Takes the outcome of a request: the transaction to lead or to answer, the event that it was overtaken, the
         # error, or None if the journal has the answer.
         deliver: Callable[[int, Prepared | Overtaken | BedrockishError | None], None],
@@ -250,7 +250,7 @@ class WorkerPool:
             self._leave(job)
 
     def leave_request(self, request_id: int) -> None:
-        """Stop one read of a caller that has gone, and no read under the same command that came on another link."""
+        """Stop one read of a caller that has gone; a read of the same command that came on another link goes on."""
         job = self._jobs.get(request_id)
         if job is not None:
             self._leave(job)

@@ -193,8 +193,8 @@ class Streams:
     async def _is_current(self, request: Request, read: Prepared) -> bool:
         """Return whether a strict read is current: a majority knows of no newer commit that conflicts with it.
 
-        The majority is asked about this very snapshot. A snapshot that is merely taken after a question about another
-        one may have a commit and lack an older one.
+        The majority is asked about this very snapshot: a snapshot that is taken after a question about another snapshot
+        may have a commit and lack an older commit.
         """
         try:
             await self._submit(replace(request, statements=()), lambda: read, once=True)

@@ -9,7 +9,7 @@ from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import TooLargeError, UnavailableError, UsageError
 from bedrockish.node.transactions.lending import Lending
 
-DRAFTS_MAX = 4  # private copies at the same time; a copy may take much memory
+DRAFTS_MAX = 4  # most private copies at the same time; a copy may take much memory
 
 
 class SchemaTransactions:
@@ -70,7 +70,7 @@ class SchemaTransactions:
                 before.close()
 
     def _take_copy(self, work: TransactionWork, draft: Draft) -> None:
-        if work.ended:  # its step was cancelled, too; the lender closes the copy
+        if work.ended:  # the step was cancelled, too; the lender closes the copy
             return
         error = self._lending.begin_on(draft)
         if error is not None:

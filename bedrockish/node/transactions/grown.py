@@ -76,7 +76,7 @@ class GrownTransactions:
 
     def _take_snapshot(self, work: TransactionWork, moved: GrownTransaction) -> None:
         """Take the snapshot of a workspace; if the transaction cannot go on there, close the workspace."""
-        if work.ended:  # its step was cancelled, too; the lender closes the workspace
+        if work.ended:  # the step was cancelled, too; the lender closes the workspace
             return
         lending = self._lending
         error = lending.interactive.overtaken(work, moves=True) or lending.take_snapshot(work, moved)

@@ -361,7 +361,7 @@ class Transactions:
         if self._can_begin_at_once(request):
             return Answer(NOTHING, request.token)
         tx.busy += 1
-        tx.turn.acquire_nowait()  # the statements that came with BEGIN wait for its end
+        tx.turn.acquire_nowait()  # the statements that came with BEGIN wait for the end of BEGIN
         try:
             empty = replace(request, read=SESSION, statements=(), digest=OPEN)
             answer = yield from steps.wait(self._submission(empty, self._nothing))
@@ -604,7 +604,7 @@ class Transactions:
                 last, size = yield from self._runner.run(work, tx.request, piece, params, room - taken)
             self._find(tx.owner, tx.name)
             if was_current and time.monotonic() - began < AGAIN_S and not self._visibility.is_current(work):
-                # Later commits have written rows that were read: this transaction would lose as soon as it writes.
+                # Later commits have written rows that the transaction has read: it would lose as soon as it writes.
                 if self._engine.batch.is_dirty:
                     yield self._durable
                     self._find(tx.owner, tx.name)
@@ -646,7 +646,7 @@ class Transactions:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
 
     def _take_snapshot(self, work: TransactionWork, taken: trio.Event) -> None:
-        if work.ended:  # its step was cancelled, too, so no other code would give the snapshot back
+        if work.ended:  # the step was cancelled, too, so no other code would give the snapshot back
             taken.set()
             return
         try:

@@ -52,7 +52,7 @@ class Voters:
     async def run(self) -> None:
         """Open the session when it is first needed, and keep it until cancelled.
 
-        The session's client learns of voters that are added later by itself.
+        The session's client learns by itself of voters that are added later.
         """
         while True:
             await self._wanted.wait()
@@ -122,7 +122,7 @@ class Programs:
         return None if self._core.state.roster.is_voter(self._core.state.me) else self._voters
 
     def begin(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | steps.Rest[Answer]:
-        """Commit a transaction that a program has executed; ``is_nodes``: a learner sends it for its own program.
+        """Commit a transaction that a program has executed; ``is_nodes``: whether a learner sends it for its program.
 
         Return the answer; or the rest of the operation, if it has to wait.
 

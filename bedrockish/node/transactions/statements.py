@@ -69,7 +69,7 @@ class StatementRunner:
     def run_long(
         self, work: TransactionWork, request: Request, statement: Statement, room: int
     ) -> Steps[tuple[Result, int]]:
-        """Compile and run a text in a worker; return the result of its last statement. Raises as ``run``."""
+        """Compile and run a text in a worker; return its last statement's result. The errors are those of ``run``."""
         self._interactive.check_schema(work)
         self._interactive.start(work)
         return (yield from wait(partial(self._on_overlay, work, request, statement, room)))

@@ -150,8 +150,8 @@ class Visibility:
     def reach_level(self, tx: OpenTransaction, find: Callable[[], object]) -> steps.Steps[None]:
         """Have a transaction see every commit that was acknowledged before this call.
 
-        The manager calls this before the first read of the cluster's own tables. It cannot tell which tables a
-        statement in a workspace reads, so it also calls this before it makes a workspace.
+        The manager calls this before the first read of the cluster's own tables. The manager cannot tell
+        the tables that a statement in a workspace reads, so it calls this before it makes a workspace, too.
 
         Args:
             find: raises the error of the transaction if it has ended.

@@ -144,7 +144,7 @@ class Committed:
     leader: str  # the leader that began the transaction
     place: tuple[str, int]  # the transaction's timeline and tick in the journal
     command: str  # the client's id of the command
-    joined: tuple[str, ...]  # the ids of further commands that were executed after it in the same transaction
+    joined: tuple[str, ...]  # the ids of the commands that were executed after ``command`` in the same transaction
     kind: str  # ``rows``, ``schema`` or ``members``
     # The changes of rows, in the order in which they happened, with the whole row before and after.
     changes: tuple[Change, ...]
@@ -176,7 +176,7 @@ class Feed:
     """
 
     def __init__(self, after: str | None = None, tables: Collection[str] | None = None) -> None:
-        self.cursor = parse_cursor(after)  # the place after the last transaction that was read, even if it was left out
+        self.cursor = parse_cursor(after)  # the place after the last transaction that was read, or left out
         self.cluster = self.cursor.cluster  # the id of the cluster, which is put into cursors; empty until it is set
         self.safe = 0  # the node's safe time, up to which the feed is complete
         self.is_last = False  # whether the last page ended at the safe time

@@ -15,7 +15,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction
 
 
 def changed_unwritten(transaction: Transaction) -> str | None:
-    """Return the fault of a transaction's changes: a row outside its write set, or malformed bytes; None if none."""
+    """Return the fault of a transaction's changes: a row outside its write set, or malformed bytes; else None."""
     if transaction.kind != ROWS:
         return None
     try:

@@ -95,7 +95,7 @@ def create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, bootst
 
     Args:
         path: the new file, which gets this name when it is complete.
-        heads: the last tick of each timeline in the files that it continues, and its hash.
+        heads: the last tick of each timeline in the files before the segment, and the hash of its entry.
         safe: the clock up to which those files are complete.
         bootstrap: the encoded membership of the founders, which identifies the cluster.
 

@@ -78,7 +78,7 @@ CREATE TABLE IF NOT EXISTS bedrockish_past(
 """
 _PAST_LATER = (("owner", "TEXT"), ("digest", "BLOB NOT NULL DEFAULT x''"))  # columns that older files lack
 
-BUSY_MS = 5_000  # timeout of a reader while another one recovers the write-ahead log
+BUSY_MS = 5_000  # timeout of a reader while another reader recovers the write-ahead log
 
 _APPEND = """INSERT INTO main.bedrockish_journal(
   leader, tick, clock, origin, command, kind, repeat, applied_ms, label, body, prev, hash)

@@ -67,7 +67,7 @@ class Conflicts:
         txid = entry.txid
         numbers = (*entry.after.values(), entry.tick, txid.clock, entry.transaction.config)
         if max(numbers) > _TICK_MAX:
-            return  # a number too large for any node was altered; other laws report it
+            return  # too large for any node: the number was altered, as other laws report
         leader = self._leader(entry.leader)
         self._db.execute(_NEW, tuple(txid))
         if self._db.changes():

@@ -91,7 +91,7 @@ class Audit:
         self.entry: Entry | None = None  # the entry that was checked last; None if it cannot be decoded
         self.was_checked = False  # whether this entry was checked before, in another file
         self._clocks: dict[str, array[int]] = {}  # timeline -> the highest clock up to each tick
-        self._before: dict[str, int] = {}  # timeline -> the tick before its first one in ``_clocks``; 0 if whole
+        self._before: dict[str, int] = {}  # timeline -> the tick before the first in ``_clocks``; 0 if none is missing
         self._removed = dict(removed or {})
         self._members: dict[int, dict[str, bool]] = {}
         self._retired: dict[str, int] = {}  # timelines that vectors omit -> the membership that retired them

@@ -37,7 +37,7 @@ class Snapshots:
         transaction, txid = entry.transaction, entry.txid
         numbers = (transaction.safe, transaction.schema, transaction.config, transaction.activates)
         if max(*numbers, *entry.after.values(), entry.tick, txid.clock) > _MOST:
-            return  # a number too large for any node was altered; other laws report it
+            return  # too large for any node: the number was altered, as other laws report
         number = len(self._at)
         self._led.append(self._leader(entry.leader))
         values = (entry.tick, txid.clock, transaction.safe, transaction.schema, transaction.config)

@@ -34,7 +34,7 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
 
     If the cluster began with tables, only the tables that the journal makes are compared.
 
-    The file is copied first, so it may be that of a running node.
+    The file is copied first, so a running node may write it.
 
     Raises:
         JournalError: the file cannot be read, has no journal, or has an inconsistent one.

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Context:
-    """The state that the rows of one journal share: its node, the reader's wishes, and the entry decoded last."""
+    """The state that all rows of a journal share: node, wanted columns and tables, and the last decoded entry."""
 
     node: str  # the node that has the file
     path: str  # the file, for errors

@@ -1,6 +1,6 @@
 """The journal of a running node, read over the network through the ordinary client, in pages that take milliseconds.
 
-Reads are stale reads, which never wait, and pages have a limited size, so that the load is that of any client. After
+Reads are stale reads, which never wait, and pages have a limited size: the reader loads a node like any client. After
 each page the reader sleeps for as long as the node has taken, so that it uses at most half of a node's time.
 """
 

@@ -426,6 +426,20 @@ def test_a_session_with_temporary_tables_switches_foreign_keys_off(url: str, tab
         connection.execute(f"DROP TABLE {table}_more")
 
 
+def test_a_table_with_a_temporary_trigger_is_dropped(url: str, table: str, other: db.Connection) -> None:
+    """It was dropped in the session's own workspace only, and stayed in the database."""
+    with closing(db.connect(url, isolation_level=None)) as connection:
+        connection.execute(f"CREATE VIEW {table}_seen AS SELECT 1 AS a")
+        connection.execute(f"CREATE TEMP TRIGGER one AFTER INSERT ON {table} BEGIN SELECT 1; END")
+        connection.execute(f"CREATE TEMP TRIGGER two INSTEAD OF INSERT ON {table}_seen BEGIN SELECT 1; END")
+        connection.execute(f"DROP VIEW {table}_seen")
+        connection.execute(f"DROP TABLE {table}")
+        for name in (table, f"{table}_seen"):
+            with pytest.raises(db.OperationalError, match="no such table"):
+                connection.execute(f"SELECT * FROM {name}")
+        assert other.execute("SELECT name FROM sqlite_schema WHERE tbl_name LIKE ?", (f"{table}%",)).fetchall() == []
+
+
 def test_refused_temporary_object_leaves_the_session_without_any(url: str) -> None:
     """The node never knew the session's name, and a later statement was told that the TEMP objects were lost."""
     with closing(db.connect(url, isolation_level=None)) as connection:

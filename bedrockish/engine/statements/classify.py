@@ -399,6 +399,8 @@ class Guard:
             return READ
         if seen.given:
             return SCHEMA if seen.given & {*pragmas.REPLICATED} else READ
+        if actions & {apsw.SQLITE_DROP_TABLE, apsw.SQLITE_DROP_VIEW}:  # SQLite also drops its TEMP triggers
+            return SCHEMA
         if seen.temporary and (seen.defines or (not actions & _DDL and first_word(text) in ("CREATE", "DROP"))):
             return TEMPORARY
         # DROP ... IF EXISTS of a missing object and CREATE INDEX IF NOT EXISTS of an existing one report no action.

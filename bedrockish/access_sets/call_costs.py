@@ -163,7 +163,7 @@ def _names(program: Sequence[Op]) -> Iterator[str]:
 
 
 def _loop_cost(name: str) -> int:
-    """Return as how many ordinary calls one call of this function counts, for the limit in the node's loop."""
+    """Return the number of ordinary calls for which one call of this function counts in the node's loop."""
     return 0 if _is_brief_call(name) else _VARIADIC if _has_paths(name) else 1
 
 

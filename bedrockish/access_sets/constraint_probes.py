@@ -10,7 +10,7 @@ Only the exact sequences that SQLite generates are recognised here; any other se
 from bedrockish.access_sets.effort import Check, unlimited
 from bedrockish.access_sets.opcodes import CHANGES, FOREIGN_KEY_HALT, OPENS, POSITIONS, STEPS, UNIQUE_HALTS, Op
 
-_SELF_TESTS = frozenset({"IdxRowid", "Eq", "Rowid", "Column"})  # test whether the found row is the updated one itself
+_SELF_TESTS = frozenset({"IdxRowid", "Eq", "Rowid", "Column"})  # they test whether the found row is the updated row
 
 
 def constraint_probes(program: list[Op], check: Check = unlimited, *, main: bool) -> set[int]:

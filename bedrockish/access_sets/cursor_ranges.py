@@ -214,7 +214,7 @@ class _Reader:
         self._named = named
         self._program, self._schema, self._number = ops, schema, number
         self._check = check if len(ops) > EVERY else unlimited
-        self._with_stops = with_stops and number == 0  # not in a trigger, which may run again after a change
+        self._with_stops = with_stops and number == 0  # a trigger has no stops: it may run again after a change
         self._out = ProgramReads()
         self._cursors: dict[int, set[int]] = {}
         self._private: set[int] = set()

@@ -255,7 +255,7 @@ class Registers:
     def _rowid(self, op: Op) -> None:
         roots = self._cursors.get(op.p1, set())
         if op.name == "NewRowid" and op.p3:
-            self._invalidate(op.p3)  # unknown: the highest id that AUTOINCREMENT has given out
+            self._invalidate(op.p3)  # the new value, the highest id that AUTOINCREMENT has given out, is unknown
         found = self._schema.roots.get(next(iter(roots))) if len(roots) == 1 and op.p1 not in self._private else None
         if found is None and op.name != "NewRowid":
             self._record_column(op.p1, ROWID, op.p2)
@@ -287,7 +287,7 @@ class Registers:
 
     def _set_column(self, cursor: int, column: int, register: int) -> None:
         self._set(register, Atom("column", Cell(self._number, cursor, column)))
-        if cursor in self._nulls:  # NULL, too: an outer join may have no matching row
+        if cursor in self._nulls:  # the value may be NULL, too: an outer join may have no matching row
             self._set(register, NO_VALUE)
 
     def _pass_parameters(self) -> None:

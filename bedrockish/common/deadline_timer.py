@@ -49,5 +49,5 @@ class Alarm:
             self._wait = None
             self._at = self._next()
             if self._at <= self._now():
-                self._at = math.inf  # work that ``act`` starts may run later, and then calls ``reschedule``
+                self._at = math.inf  # until ``reschedule``, which work that ``act`` starts may call later
                 self._act()

@@ -81,8 +81,8 @@ class OnlineBuilds:
     def apply(self, entry: Entry, apply: Callable[[], None]) -> None:
         """Call ``apply``, which writes an entry's rows into the tables, in the open batch; change the build to match.
 
-        The batch records the rows themselves: computed again for ``Batch.redo``, they could differ, because the build
-        has advanced.
+        The batch records the rows that the build adds and removes: computed again for ``Batch.redo``, these rows could
+        differ, because the build has advanced.
         """
         build = self.current
         touched = () if build is None else build.touched(entry.transaction, self._versions.current)

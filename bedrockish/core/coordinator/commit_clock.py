@@ -93,7 +93,7 @@ class ClockQuorum:
                     self.state.outbox.send(node, AskClock(number, found.clock))
 
     def fits(self, clock: int, begun: int) -> bool:
-        """Return whether a clock that this node has returned to a client can become the clock of its transaction.
+        """Return whether a clock that this node has told a client can become the clock of that client's transaction.
 
         The clock has to be later than closed time here and than every end of a transaction of ours (clause V10: only a
         transaction that began after a rollback may rely on it), and no earlier attempt may have used it. The executor

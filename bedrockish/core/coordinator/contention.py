@@ -153,7 +153,7 @@ class Contention:
             winner: the leader whose transaction is committed or will be; empty if possibly no transaction has won.
             is_here: whether this node has the winner's commit.
         """
-        has_winner = winner not in ("", self.state.me)  # ``me``: voters hold an earlier transaction of ours
+        has_winner = winner not in ("", self.state.me)  # our own name: voters hold an earlier transaction
         commits = 0 if is_here else 1
         before = self.turns.before(winner) if has_winner else []
         places = len(before)

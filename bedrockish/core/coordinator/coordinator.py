@@ -295,7 +295,7 @@ class Coordinator:
             inflight.wants_clock = True
             return self._take_up(inflight)
         state = self.state
-        # A failed execution counts, too: ``did_not_happen`` gives another reason for a request that was never executed.
+        # A failed execution counts as an attempt: ``did_not_happen`` gives another reason if none was made.
         inflight.attempts += 1
         if isinstance(end, Failed):
             return self._failed(inflight, end.error)
@@ -442,7 +442,7 @@ class Coordinator:
             return Pause(20)  # this node has just started: voters would reject its BEGIN as TOO OLD
         if state.clock.follows_wall and not state.knows_wall:
             inflight.refusal = requests.no_time(state)
-            return Pause(20)  # else a new cluster's first commits would have clocks of 1970
+            return Pause(20)  # without a wall, a new cluster's first commits would have clocks of 1970
         inflight.refusal = ""
         obstacle = self._certify(inflight, prepared)
         if obstacle is None:
@@ -515,7 +515,7 @@ class Coordinator:
         if prepared.joined:
             joined = self.contention.wait_queue.joined(inflight, [command for command, _ in prepared.joined])
             if joined is None:
-                return self._take_up(inflight)  # one of these requests has ended
+                return self._take_up(inflight)  # a request with a part in this execution has ended
             for one in joined:
                 attempt.share(one)
                 state.counts["grouped" if one.is_free else "joined"] += 1

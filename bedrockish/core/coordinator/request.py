@@ -154,7 +154,7 @@ class InFlight:
     # Whether it was only batched with the requests whose transaction it shares, and so need not wait for them.
     is_free: bool = False
     was_divided: bool = False  # whether the group of requests with which it was batched has met a conflict
-    # Seconds at which it began to wait for its turn, and the leaders before it, if it pauses for its turn.
+    # While the request pauses for its turn: seconds at which the pause began, and the leaders whose turns come first.
     turn: tuple[float, list[str]] | None = None
     came: float = 0.0  # seconds at which it arrived
     # ``executed_at`` and ``took_s``: seconds at which its last execution began, and how long the execution took.

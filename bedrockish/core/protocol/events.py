@@ -121,7 +121,7 @@ class Dropped:
 
 @value
 class Decided:
-    """A request asks for a committed schema change that is not activated here yet; ``answer`` is sent when it is."""
+    """A request asks for a committed schema change that is not activated here yet; the activation sends ``answer``."""
 
     request_id: int
     txid: Txid

@@ -106,7 +106,7 @@ class Recovered:
     applied: Vector = field(default_factory=dict)  # the last applied tick of each timeline
     heads: Mapping[str, bytes] = field(default_factory=dict)  # the hash of the last applied entry of each timeline
     # An iterator of the recent entries whose access sets the conflict tests need, newest last: all entries
-    # except those known to be settled, and as many of these as can be read in a moment.
+    # that are not known to be settled, and as many settled entries as can be read in a moment.
     window: Iterable[Entry] = ()
     votes: tuple[Vote, ...] = ()  # every stored vote
     ceiling: int = 0  # the clock never went above this before the restart

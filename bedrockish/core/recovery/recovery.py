@@ -22,7 +22,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import covers
 
-FIRST_BALLOT = 2  # 0 and 1 belong to the transaction's leader
+FIRST_BALLOT = 2  # of a recovery; 0 and 1 belong to the transaction's leader
 PATIENCE_LASTS_MS = 30_000  # time in which increased patience falls to a third
 TRAVELLING_MAX_S = 60.0  # a round waits at most this long for voters that are fetching its body
 PATIENCE_MAX = 32  # patience grows up to this, so that slow nodes can still finish transactions
@@ -65,7 +65,7 @@ class Recovery:
             # Increased patience decays, so that the death of this peer is noticed early again.
             peer.patience = max(1.0, peer.patience * (1 - 1000 * (now - self._checked_at) / PATIENCE_LASTS_MS))
         self._checked_at = now
-        # Safe time ends a round without messages, also at a node that has lost its vote and begins no more rounds.
+        # Safe time ends rounds, without any message, also at a node that has lost its vote and begins no more rounds.
         for txid in [txid for txid in self.rounds if txid.clock <= state.clock.safe or state.outcome(txid) is not None]:
             del self.rounds[txid]
         # No voter promises anything to a node without a vote (P1).
@@ -262,7 +262,7 @@ class Recovery:
 
     def _answer(self, peer: str, vote: Vote, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        for given_up in transaction.rollbacks:  # P6: else its leader's earlier transactions would block it (V5)
+        for given_up in transaction.rollbacks:  # P6: or those that its leader gave up would block it (V5)
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
         standing, blockers = self._try_to_hold(vote, transaction)
@@ -439,7 +439,7 @@ class Recovery:
             del self.adoptable[txid]
         elif covers(state.timelines.applied, transaction.base) and txid not in state.blocked:
             del self.adoptable[txid]
-            self.counts["adopted"] += 1  # J9: at a place of our own timeline, because no node writes into another's
+            self.counts["adopted"] += 1  # J9: the commit gets a place in our timeline: no node writes into another's
             # Its label names, as the quorum, the voters that accepted the decision.
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
             entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)

@@ -154,7 +154,7 @@ class ApplyQueue:
         """
         if message.commit and message.tick > self.state.timelines.taken.get(message.leader, 0):
             known = self.state.roster.peers[peer]
-            if known.applied.get(message.leader, 0) < message.tick:  # newer than the peer's last report
+            if known.applied.get(message.leader, 0) < message.tick:  # the peer's last report is older
                 known.applied = {**known.applied, message.leader: message.tick}
             self.want({message.leader: message.tick})
 

@@ -78,7 +78,7 @@ class SafeTime:
     def held(self, name: str, clock: int | None) -> None:
         """Record the clock from which a reader of this node needs the journal; None releases the journal.
 
-        A clock below the reader's earlier one is a new start of the reader.
+        A clock below the reader's earlier clock counts as a new start of the reader.
         """
         times, before = self.state.holds.get(name, (0, RELEASED))
         if clock is None:

@@ -170,7 +170,7 @@ class Staging:
     def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
         """Return the message that was put together from parts; None if it is malformed, or itself an ``InPieces``."""
         waiting = self.state.pieces.assembling
-        # Identified by its parts: several messages of one peer are put together at the same time.
+        # Find the message by its parts: several messages of one peer are put together at the same time.
         waiting.remove(next(one for one in waiting if one.peer == peer and one.parts == parts))
         try:
             message = decode(data) if known is None else known.message

@@ -164,7 +164,7 @@ class AccessIndex(Generic[Name]):
     def __init__(self) -> None:
         self.sets: dict[Name, AccessSet] = {}
         self._writers: _Keys[Name] = _Keys()
-        self._readers: _Keys[Name] = _Keys()  # without the holders that also write the key
+        self._readers: _Keys[Name] = _Keys()  # without the readers of a key that also write it
         self._large: dict[Name, AccessSet] = {}
         self._ranged: dict[Name, AccessSet] = {}
         self._read_ranges: _Ranges[Name] = _Ranges()

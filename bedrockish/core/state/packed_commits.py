@@ -150,7 +150,7 @@ class Segment:
         retired = {owner: one.retired_by for owner, one in enumerate(commits) if one.retired_by is not None}
         for owner, change in retired.items():
             self._more[owner] = [*self._more.get(owner, ()), *change.all_places()]
-        self.last: Vector = _last_of(one.places[0] for one in commits)  # the last tick of each timeline among these
+        self.last: Vector = _last_of(one.places[0] for one in commits)  # the vector of the first places
         # The vector of one place of each commit. For most bases, one comparison with it shows that the base has seen
         # all commits of the segment. A base that has a commit only under another place is compared commit by commit.
         self.covered: Vector = _last_of(

@@ -1,4 +1,4 @@
-"""The transactions without a commit that conflict tests search: pending ones, and our own rolled-back ones."""
+"""The transactions that conflict tests search besides the commits: pending ones, and our own rolled-back ones."""
 
 import heapq
 from collections import deque

@@ -23,7 +23,7 @@ class Peer:
     applied: Vector = field(default_factory=dict)  # the vector that the peer last reported as applied
     # Its latest report (applied, closed, cut), if our applied vector does not cover it yet; else None.
     report: tuple[Vector, int, int] | None = None
-    # ``closed`` and ``cut``: the clocks of its latest report that our applied vector covers.
+    # ``closed`` and ``cut``: these clocks in the latest of the peer's reports that our applied vector covers.
     closed: int = 0
     cut: int = 0
     clock: int = 0
@@ -66,7 +66,7 @@ class Roster:
         self.peers: dict[str, Peer] = {}  # every other member, by name; and no other node
         self.membership: Membership = recovered.membership  # the membership that is applied here
         self.voters: list[str] = []  # the names of its voters, in order
-        # How many approvals a commit needs, and how many voters a promise, an acceptance or a closed time.
+        # The number of approvals for a commit; the number of voters for a promise, an acceptance or a closed time.
         self.quorum = self.majority = 0
         self.set_membership(recovered.membership, seconds)
 

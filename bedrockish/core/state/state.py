@@ -273,7 +273,7 @@ class State:
         return True if found is None and self.is_in_journal(txid) else found
 
     def is_applied(self, txid: Txid) -> bool:
-        """Return whether a transaction above safe time is applied, under some place.
+        """Return whether a transaction above safe time is applied, at any of its places.
 
         Up to safe time, False does not mean that the transaction is not applied.
         """

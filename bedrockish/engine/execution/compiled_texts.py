@@ -31,7 +31,7 @@ TEXT_CHARACTERS = 64 << 10  # longer texts are not cached
 
 
 class CompiledTexts:
-    """The texts that a connection has compiled for the schema in force, with the rights that their users need."""
+    """The texts that a connection has compiled for the schema in force; each use of a text checks the user's rights."""
 
     def __init__(self, db: apsw.Connection, guard: Guard, governor: Governor, access: Access) -> None:
         self._db, self._guard, self._governor, self._access = db, guard, governor, access

@@ -221,7 +221,7 @@ class Mixed:
 
     @property
     def needs_schema(self) -> str:
-        """The setting in this change that is only for schema changes: the change is refused without one."""
+        """Why this change is refused if it does not change the schema: a setting in it is only for such changes."""
         return pragmas.LEGACY_ON if self._before is None else pragmas.KEYS_OFF
 
     # -- one statement ---------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Mixed:
         for one in steps:
             self._record(one)
         if may_leave:
-            self._schema_changed()  # as the nodes do after each of these steps
+            self._schema_changed()  # the nodes call this after each of these steps
 
     @contextmanager
     def _altering(self, text: str) -> Iterator[None]:

@@ -131,8 +131,8 @@ class Interactive:
     def take_snapshot(self, work: TransactionWork) -> None:
         """Start a transaction on a snapshot of the file, which has everything that was applied up to the last flush.
 
-        A transaction that has only read moves to that snapshot: the caller must know that no commit since has changed
-        what it read. No other thread may have the writer, and the schema must be that of the last flush.
+        A transaction that has only read moves to that snapshot: the caller must know that no later commit has
+        changed rows that it read. No other thread may have the writer; the schema must be that of the last flush.
 
         Raises:
             UnavailableError: the machine has no room for another connection.
@@ -254,7 +254,7 @@ class Interactive:
         self._control("SAVEPOINT statement")
         capture.start(work.size, work.searched)
         self._executor.governor.allow(budget_s)
-        try:  # half of the time is left for keys and changes
+        try:  # in half of the budget: the other half is for the keys and changes
             found = self._executor.repeat(recipe, statements, self.parts.limits.seconds() + budget_s / 2)
         finally:
             self._executor.governor.allow(float("inf"))

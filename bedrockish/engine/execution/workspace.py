@@ -351,7 +351,7 @@ class Writer:
         try:
             assert overlay.file is not None
             self.file: OverlayFile = overlay.file
-            self._overlay = overlay  # must live as long as its connection
+            self._overlay = overlay  # the overlay must live as long as its connection
             db.pragma("cache_size", -WRITER_KIB)
             set_options(db, limits)
             beside.prepare(db)

@@ -189,7 +189,7 @@ def essential_reads(path: object) -> Iterator[None]:
 def lost_file(path: object, error: apsw.Error) -> DamagedError:
     """Return the error that ends a node which can neither start from its file nor fill the file again.
 
-    The error lacks the detail ``table``, for which the node would start again, and fail. ``rebuild_indexes`` may help.
+    The error lacks the detail ``table``: with it, the node would start again, and fail. ``rebuild_indexes`` may help.
     """
     return DamagedError(
         f"{path} is damaged in pages that its node cannot begin without ({error}); run 'bedrockish member replace URL "

@@ -18,7 +18,7 @@ from bedrockish.errors import MemoryFullError, StatementTimeoutError, TooLargeEr
 
 RECENT_S = 60.0
 LONG_TEXT = 32 << 10  # characters of a text, above which it is compiled in a worker
-ANALYSIS_ROWS = 1_000  # about how many rows of each index ANALYZE reads; it runs in the node's loop
+ANALYSIS_ROWS = 1_000  # about how many rows of each index ANALYZE reads, in the node's loop
 MANY_PARAMETERS = 5_000  # parameters of a statement, above which they are bound in a worker
 SMALL_TIMES = 2  # multiple of ``max_bytes`` above which requests that are usually small are refused
 
@@ -26,8 +26,8 @@ SMALL_TIMES = 2  # multiple of ``max_bytes`` above which requests that are usual
 class Memory:
     """The account of the memory that all requests of a node take; above its bound, the newest statement is ended.
 
-    SQLite reports its own share; code that keeps rows, answers and messages adds to it. Only clients' statements, and
-    the work that they begin, are refused; decided transactions never are. Used from the node's loop and from the
+    SQLite reports its own share; code that keeps rows, answers and messages adds their bytes. Clients' statements, and
+    the work that they begin, may be refused; decided transactions never are. Used from the node's loop and from the
     threads in which statements run.
     """
 

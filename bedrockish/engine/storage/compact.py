@@ -49,7 +49,7 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
     fresh = path.with_name(path.name + ".compact")
     try:
         before = path.stat()
-        fresh.unlink(missing_ok=True)  # left by a process that was killed
+        fresh.unlink(missing_ok=True)  # a process that was killed may have left this file
         if _write(path, fresh, prepare) != _read(fresh, prepare):
             raise ConfigError(
                 f"{path} would have other rows after the rewrite, so it stays as it is; run 'bedrockish journal verify "

@@ -46,8 +46,8 @@ class Founding:
     node: str  # name of the node whose file this is
     membership: Membership  # the first members of the cluster
     store: str  # random id of a new file; an old one keeps its own
-    # For a node that joins a cluster later and replays its journal: the message that admitted it (``encode_joining``);
-    # ``membership`` is then the cluster's founding membership, which lacks the node.
+    # For a node that joins later and replays the cluster's journal: the message that admitted the node
+    # (``encode_joining``); ``membership`` is then the cluster's founding membership, which lacks the node.
     joining: bytes = b""
 
 
@@ -127,7 +127,7 @@ def _opened_names(process: str, file: os.stat_result) -> set[str]:
     names = set[str]()
     with suppress(OSError):
         for link in Path("/proc", process, "fd").iterdir():
-            with suppress(OSError):  # closed by now
+            with suppress(OSError):  # the file may be closed by now
                 if os.path.samestat(link.stat(), file):
                     names.add(str(link.readlink()))
     return names
@@ -380,7 +380,7 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
     # After a crash, the first program that opens the file, even a reader, recovers the WAL and locks others out.
     db.set_busy_timeout(RECOVERY_MS)
     db.pragma("auto_vacuum", INCREMENTAL)  # SQLite ignores this unless the file is still empty
-    mode = db.pragma("journal_mode", "wal")  # readers in parallel with the writer, and one file to sync
+    mode = db.pragma("journal_mode", "wal")  # allows readers while the writer writes; one file to sync
     if mode != "wal":
         raise ConfigError(f"{path} cannot use a write-ahead log (journal_mode is {mode}); use a local disk")
     db.pragma("synchronous", "NORMAL")  # we sync the WAL ourselves, once per batch
@@ -435,7 +435,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         if founding is not None and founding.node != node:
             raise ConfigError(f"{path} is the file of node {node}, not of {founding.node}; give each node its own file")
         store.complete(db)
-        remove_leftovers(db)  # left by a process that was killed
+        remove_leftovers(db)  # a killed process may have left parts of index builds
     db.execute("COMMIT")
 
 

@@ -44,9 +44,9 @@ SLICES = 4  # slices that are read at a time, because each read waits for a thre
 EDIT_ROWS = 64  # rows that the stand-in has at a time: about a page
 LOADED = 2 / 3  # once this part of the rows is loaded, loading the others takes less time than CREATE INDEX
 LEFT_MAX = 250  # slices that may be left to load when the change is due: they stay in memory until the commit
-NOTED_MAX = 1_000_000  # rows that may change during a build; above that, it is abandoned
+NOTED_MAX = 1_000_000  # rows that may change during a build; with more, the build is abandoned
 SAMPLES = 64  # rows whose entries are looked up before the index becomes the table's
-ASK_STEPS = 10_000  # steps of SQLite's sort after which it checks whether the build is still wanted
+ASK_STEPS = 10_000  # steps of SQLite's sort between two checks that the build is still wanted
 CACHE_KIB = 16 << 10  # page cache of the connection that sorts
 
 _VALUE_BYTES = 8

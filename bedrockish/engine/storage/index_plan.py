@@ -111,7 +111,7 @@ def _content(sql: str, found: list[Token]) -> str:
 
 
 def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan | None:
-    """Return the plan of an online build; None if the change is not a single index, or cannot be built online.
+    """Return the plan of an online build; None if the change has other parts than one index, or cannot be built online.
 
     Args:
         steps: the change.

@@ -167,7 +167,7 @@ class Written:
             return
         try:
             if self._file is None:
-                import tempfile  # not above: it imports the compressors, and few transactions need it
+                import tempfile  # not at the top: ``tempfile`` imports the compressors, and is seldom needed
 
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (open until ``clear``)
             place = self._places.get(number)

@@ -51,7 +51,7 @@ def rebuild(source: apsw.Connection, target: Path, prepare: Prepare, go_on: GoOn
                 db.execute(f"DELETE FROM sqlite_schema WHERE {_INDEXES}")
         with closing(Connection(str(bare))) as db:
             begin(db)
-            db.execute("VACUUM INTO ?", (str(target),))  # not plain VACUUM: it may renumber rowids
+            db.execute("VACUUM INTO ?", (str(target),))  # a plain VACUUM may renumber rowids
         with closing(Connection(str(target))) as db:
             begin(db)
             with db:

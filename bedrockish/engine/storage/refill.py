@@ -33,7 +33,7 @@ from bedrockish_journal.verify.replay import Prepare, digest, replay
 from bedrockish_journal.verify.tables import why_not_whole
 
 Row = tuple[Any, ...]
-GoOn = Callable[[], None]  # is called again and again; an exception from it ends the work
+GoOn = Callable[[], None]  # a function that the work calls again and again; its exception ends the work
 GO_ON_STEPS = 50_000  # steps of SQLite between two calls of ``go_on``: some milliseconds
 OF_THE_DATA = (
     *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),
@@ -211,7 +211,7 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
     try:
         meta, votes, pieces, has = _read_own(path)
         with closing(Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
-            db.pragma("journal_mode", "delete")  # one file, without a separate log
+            db.pragma("journal_mode", "delete")  # leaves a single file, without a log
             if not covers(applied(db), has):
                 raise ConfigError(f"{copy} lacks commits that {path} has")
             with db:

@@ -39,7 +39,7 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
     """
     unproven = None if alarm is None else encode_alarm(alarm)
     with changing(copy, f"be made the file of {node}", "join again") as db:
-        db.pragma("journal_mode", "delete")  # one file, without a separate log
+        db.pragma("journal_mode", "delete")  # leaves a single file, without a log
         if not system.exists(db) or system.get_meta(db, "format") != system.FORMAT:
             raise ConfigError(f"{copy} is not a node's file of format {system.FORMAT}; use the same program version")
         with db:

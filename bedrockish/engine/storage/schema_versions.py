@@ -118,7 +118,7 @@ class Versions:
         kept = "SELECT name FROM main.sqlite_schema WHERE name IN ('sqlite_stat1', 'sqlite_stat4')"
         for (name,) in self._db.execute(kept).fetchall():
             self._db.execute(f"DELETE FROM main.{name} WHERE tbl GLOB 'bedrockish_*'")
-        self._db.execute("ANALYZE main.sqlite_schema", can_cache=False)  # only loads the statistics again
+        self._db.execute("ANALYZE main.sqlite_schema", can_cache=False)  # makes SQLite load the statistics again
 
     def _settle(self, failure: str, statements: Sequence[str], changed: Collection[str]) -> None:
         self.current += 1

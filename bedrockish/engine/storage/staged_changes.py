@@ -126,7 +126,7 @@ class StagedChanges:
         return f"DELETE FROM {quote(run.table.name)} WHERE {_between(run)}"
 
     def count_between(self, run: Run) -> str:
-        """Return the query that counts a table's rows from a run's first to its last, up to one row too many."""
+        """Return the query that counts a table's rows from a run's first to its last, and stops at one too many."""
         some = f"SELECT 1 FROM {quote(run.table.name)} WHERE {_between(run)} LIMIT {run.changes + 1}"
         return f"SELECT count(*) FROM ({some})"
 

@@ -52,7 +52,7 @@ def describe(db: apsw.Connection, name: str, root: int, sql: str) -> None:
         db.execute(DESCRIBE, ("table", name, name, root, sql))
         try:
             db.execute("PRAGMA writable_schema = RESET")
-            known = db.table_exists("main", name)  # reads the schema
+            known = db.table_exists("main", name)  # this makes the connection read the schema
         finally:
             db.execute("PRAGMA writable_schema = ON")
             db.execute("DELETE FROM sqlite_schema WHERE name = ?", (name,))

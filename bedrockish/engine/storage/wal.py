@@ -113,11 +113,11 @@ class Wal:
         self._version = self._data_version()
 
     def is_overtaken(self) -> bool:
-        """Return whether another program has committed since ``begun``; the writer has a transaction."""
+        """Return whether another program has committed since ``begun``; call this in a transaction of the writer."""
         return self._data_version() != self._version
 
     def rolled_back(self) -> None:
-        """Keep a rollback by SQLite from counting as another program's commit; the writer's next transaction is open.
+        """Make sure that a rollback by SQLite does not count as another program's commit; the writer has begun again.
 
         After a failed write SQLite drops its cached pages, and changes data_version as if another program had
         committed. Only the WAL itself tells the two cases apart, so it is read.

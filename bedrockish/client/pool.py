@@ -2,7 +2,7 @@
 
 Tasks may also share one client, whose concurrent calls go over one link. A pool is for work that needs a session of its
 own, such as BEGIN and COMMIT on a blocking connection, and for limiting how many requests a program makes at a time.
-When a session is lent, it sees all commits that the sessions returned before then had seen.
+A session that is lent sees all commits that the sessions returned before had seen.
 """
 
 import threading

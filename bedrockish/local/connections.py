@@ -1,7 +1,7 @@
 """Connections of a program to a node's file: opened under one generation of the page, and safe from lost locks.
 
 SQLite uses POSIX locks, and a process loses all its POSIX locks on a file as soon as it closes any descriptor of that
-file. A SQLite library avoids this for its own descriptors, but two libraries in one process do not know each other's.
+file. A SQLite library avoids this for its own descriptors, but does not know those of another library in the process.
 So Python's ``sqlite3`` may not open a file that this library has open.
 """
 

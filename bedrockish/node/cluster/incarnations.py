@@ -138,7 +138,7 @@ class Incarnations:
 def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: int) -> str:
     """Return why a member's statement about our file cannot be true; empty if it can be true.
 
-    Without this check an impostor could tell a member of a state of our file that never existed, and the member's
+    Without this check an impostor could tell a member about a state of our file that never existed, and the member's
     refusal would stop us for ever.
 
     Args:

@@ -30,7 +30,7 @@ class Boundary:
     def fail(self, error: BaseException) -> None:
         """Stop the node with an error at the next boundary, in its loop.
 
-        The error is not raised here, because the caller of this method has no part in it.
+        The error is not raised here, because the caller of this method has no part in the failure.
         """
 
         def stop() -> None:

@@ -6,7 +6,7 @@ was asked. That was after its read had arrived, so the answers leave. No read se
 record of the reads.
 
 Reads that arrive while a question is under way wait for the next question: a commit may have been acknowledged since
-the first one was asked. The reads must be executed before the question: a state read afterwards could have the later of
+the first question. The reads must be executed before the question: a state read afterwards could have the later of
 two commits and not the earlier.
 
 Strict reads that programs have executed on the node's file join these questions with the states that they have read.

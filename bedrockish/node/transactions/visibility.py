@@ -1,8 +1,8 @@
 """The commits that an open transaction sees, and those that its answers reveal.
 
 Strict reads of the cluster's own tables cannot be executed again in an open transaction or a stream. Before such a
-read, the node asks a majority which transactions it knows, and waits for them (``core.coordinator.catch_up``). So the
-snapshot has every commit that was acknowledged before the transaction or the stream began.
+read, the node asks a majority for all known transactions, and waits for their end (``core.coordinator.catch_up``).
+So the snapshot has every commit that was acknowledged before the transaction or the stream began.
 """
 
 from collections.abc import Callable

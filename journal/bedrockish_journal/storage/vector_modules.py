@@ -64,7 +64,7 @@ def open_to_read(path: Path) -> Connection:
 def open_to_check(path: Path) -> Connection:
     """Open a database file to check its rows: a connection that may only read ignores CHECK, so this one may write.
 
-    It changes nothing, not even when it is closed.
+    The connection changes nothing, not even when it is closed.
 
     Raises:
         SqliteError: the file cannot be opened.

@@ -1,7 +1,7 @@
 """Rebuilds a database from journals alone, in any causally valid order, and computes the digest of a database.
 
-By the protocol, every causally valid order results in the same database. Replays in random orders whose digests are
-compared test this.
+By the protocol, every causally valid order results in the same database. Comparing the digests of replays in
+random orders tests this.
 """
 
 import heapq

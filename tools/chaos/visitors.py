@@ -29,7 +29,7 @@ import trio
 import bedrockish
 import bedrockish.dbapi
 from bedrockish.client.blocking import Connection
-from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, UnavailableError
+from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError, UnavailableError
 from tools.chaos.programs import ProgramProcess
 from tools.cluster import ROOT, clean_environment
 
@@ -172,7 +172,7 @@ class _Visitor:
                 self._write("wrong", f"a visitor ({kind}) read {error}")
             except Exception as error:
                 met = error.__cause__ if isinstance(error, bedrockish.dbapi.Error) else error
-                if isinstance(met, ConflictError | UnavailableError | OutcomeUnknownError):
+                if isinstance(met, ConflictError | UnavailableError | OutcomeUnknownError | TemporaryLostError):
                     self._write("errors of visits", met.code)
                 else:
                     self._write("wrong", f"a visitor ({kind}) met {error!r}")

@@ -149,7 +149,7 @@ class Growing:
         return access_set(points, ranges | self._write_ranges, set(), set())
 
     def rests_on(self) -> AccessSet:
-        """Return an access set whose reads are all keys that no other transaction may have written since.
+        """Return an access set whose reads are the keys on which the transaction depends: a later write invalidates it.
 
         The transaction's plain reads are among them only if it is serializable.
         """

@@ -43,7 +43,7 @@ class Running(Protocol):
     """An object whose threads call SQLite, each of them while it holds a lock."""
 
     def fork_locks(self) -> Iterable[Lock]:
-        """Return these locks, in the order in which threads acquire them."""
+        """Return the object's locks, in the order in which threads acquire them."""
 
 
 _KNOWN: "weakref.WeakSet[Inherited]" = weakref.WeakSet()

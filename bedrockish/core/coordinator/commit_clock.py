@@ -70,8 +70,8 @@ class ClockQuorum:
         # If a voter's clock is too far ahead, this node has not moved up to it, so the voter must not count.
         if not state.hear_clock(peer, message.clock) or found is None or not state.roster.is_voter(peer):
             return None
-        # The voter has moved up to our clock, and this node to the voter's, which is later than the clock of each
-        # transaction that the voter had approved.
+        # The voter has moved up to our clock, and this node to the voter's clock. That clock is later than those of all
+        # transactions that the voter had approved.
         found.heard.add(peer)
         if len(found.heard) < state.roster.majority:
             return None

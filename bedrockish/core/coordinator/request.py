@@ -365,8 +365,8 @@ def rows_differ(me: str, peer: str) -> str:
 def retry_pause_ms(inflight: InFlight, settings: Settings, draw: float) -> float:
     """Return how long a request pauses after a rejection: longer each time, with jitter.
 
-    If the rejection names a schema change that this node lacks, every attempt before its arrival fails, so the pause is
-    longer; the arrival ends it.
+    If the rejection names a schema change that this node lacks, each attempt fails until the change arrives: the pause
+    is longer, and the arrival of the change ends it.
     """
     ceiling: float = min(RETRY_MS_MAX, RETRY_MS_MIN * 2 ** min(inflight.rejections, 10))
     if inflight.last is not None and is_clock(inflight.last.key):

@@ -183,8 +183,8 @@ class Accused:
     """A peer refuses our links, because our file lacks promises that this node has made.
 
     ``for_good``: our file is an older state of the file that the peer knows, and this cannot change any more. Otherwise
-    the peer knows another file under our name, perhaps because it has missed a change of the members. So this
-    accusation ends when the peer accepts a link.
+    the peer knows another file under our name, perhaps because it has missed a change of the members; such
+    an accusation ends when the peer accepts a link.
     """
 
     peer: str

@@ -309,7 +309,7 @@ class Want:
 
 @value
 class Piece:
-    """A requested piece; without ``data``, the sender no longer has it. It promises nothing, so it has no clock."""
+    """A requested piece; without ``data``, the sender no longer has it. A PIECE promises nothing and has no clock."""
 
     digest: bytes
     data: bytes | None

@@ -316,7 +316,7 @@ def _only_read(access_set: AccessSet) -> list[bytes]:
     """Return the single keys that are read and not written, without the clocks.
 
     A key that is read and written need not be among the readers: each test against the readers of a key also tests its
-    writers. Clocks need not be there, because transactions write clocks only as a range.
+    writers. Nor need clocks be among them: transactions write clocks only as a range.
     """
     return [key for key in access_set.read_points - access_set.write_points if key[:3] != _CLOCK_PREFIX]
 

@@ -42,7 +42,7 @@ class Retirement:
         return [*self.places, *(self.later.all_places() if self.later is not None else ())]
 
     def newest(self) -> Place:
-        """Return the place of the last of these retirements, which every later base covers."""
+        """Return the place of the last retirement among this and the later ones: every later base covers that place."""
         return self.places[0] if self.later is None else self.later.newest()
 
 

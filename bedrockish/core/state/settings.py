@@ -59,7 +59,7 @@ def approvals_needed(voters: int) -> int:
 def may_count_out(voters: int) -> bool:
     """Return whether a recovery may have to count out a voter that it cannot reach (J6).
 
-    If the leader of the transaction answers, it decides the matter. With up to four voters, a majority that does not
+    If the leader of the transaction answers, its answer decides. With up to four voters, a majority that does not
     include the leader includes all other voters, so none of these has to be counted out.
     """
     return majority(voters) <= voters - 2

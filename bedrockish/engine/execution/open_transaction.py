@@ -99,7 +99,7 @@ class TransactionWork:
     # Whether a deferred foreign key was broken at the swap-out, or at a savepoint to which the transaction rolled back.
     unsure: bool = False
     defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
-    # Whether rows that it has read on its snapshot were written since then, so that it cannot move to a newer snapshot.
+    # Whether a later commit wrote rows that it has read on its snapshot, so that it cannot move to a newer snapshot.
     behind: bool = False
     read_without_keys: bool = False  # whether it has read the schema or system tables, which no access set shows
     reads_system: bool = False  # whether it has read tables of the cluster itself, such as the journal

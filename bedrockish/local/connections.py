@@ -56,7 +56,7 @@ def connect(published: Published, facts: Facts) -> apsw.Connection:
     except BaseException as error:
         _closed(place)
         if isinstance(error, apsw.Error):
-            raise UnavailableError(f"{published.database} cannot be opened: {error}; connect to a URL") from error
+            raise UnavailableError(f"{published.database} cannot be opened: {error}; {_remedy(error)}") from error
         raise
     try:
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -69,11 +69,16 @@ def connect(published: Published, facts: Facts) -> apsw.Connection:
             raise UnavailableError(f"{published.database} was exchanged while it was opened; try again")
     except apsw.Error as error:
         close(db, place)
-        raise UnavailableError(f"{published.database} cannot be read: {error}; connect to a URL") from error
+        raise UnavailableError(f"{published.database} cannot be read: {error}; {_remedy(error)}") from error
     except BaseException:
         close(db, place)
         raise
     return db
+
+
+def _remedy(error: apsw.Error) -> str:
+    is_count = isinstance(error, apsw.CantOpenError)  # mostly a lack of descriptors
+    return f"{'raise the limit of files of the program, or ' if is_count else ''}connect to a URL"
 
 
 def _has_changed(published: Published, facts: Facts) -> bool:

@@ -8,6 +8,7 @@ Before the node closes, exchanges or repairs its file, it raises ``generation`` 
 the file, and then finds the generation unchanged, has opened the file that the node serves.
 """
 
+import errno
 import mmap
 import os
 import threading
@@ -280,7 +281,12 @@ class Published:
         except FileNotFoundError as error:
             raise UnavailableError(_unserved(database, "no node has published a page next to it")) from error
         except OSError as error:
-            raise UnavailableError(_unserved(database, f"{path} cannot be read: {error.strerror}")) from error
+            why = f"{path} cannot be read: {error.strerror}"
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise UnavailableError(
+                    _unserved(database, why, "raise the limit of files of the program, or ")
+                ) from error
+            raise UnavailableError(_unserved(database, why)) from error
 
     def facts(self) -> Facts:
         """Return the facts on the page now.

@@ -215,11 +215,15 @@ class ConnectionPool:
             BedrockishError: see ``connect``.
         """
         client = self._lend(timeout)
-        lent = Connection(client, is_lent=True)
+        is_usable = False
         try:
-            yield lent
-        finally:
-            self._take_back(client, usable=not lent.closed and _is_clean(lent))
+            lent = Connection(client, is_lent=True)
+            try:
+                yield lent
+            finally:
+                is_usable = not lent.closed and _is_clean(lent)
+        finally:  # also if the handler of a signal ends the ROLLBACK: else the pool would have one connection less
+            self._take_back(client, usable=is_usable)
 
     def _lend(self, timeout: float | None) -> SocketClient:
         notice_fork()
@@ -284,16 +288,18 @@ class ConnectionPool:
             if self._is_closed:
                 self._slots.release()
             return
-        with self._lock:
-            if self._token is not None:
-                client.token = self._token
-            self._token = client.token
-        if usable and not client.is_closed and not client.has_open_transactions and not self._is_closed:
+        try:
             with self._lock:
-                self._free.append((client, time.monotonic()))
-        else:
-            self._drop(client)
-        self._slots.release()
+                if self._token is not None:
+                    client.token = self._token
+                self._token = client.token
+            if usable and not client.is_closed and not client.has_open_transactions and not self._is_closed:
+                with self._lock:
+                    self._free.append((client, time.monotonic()))
+            else:
+                self._drop(client)
+        finally:
+            self._slots.release()
 
 
 def _close_all(clients: set[SocketClient], lock: threading.Lock) -> None:

@@ -268,6 +268,9 @@ class Session(Calls):
                     return None  # the learner is gone: another node executes the statements
                 if not isinstance(error, ConflictError) or self._now() >= until:
                     raise
+            except BaseException:  # a cancelled task, or the handler of a signal: no caller knows the transaction
+                await opened.abandon()
+                raise
 
     async def _read_in_program(
         self, statements: Sequence[tuple[str, Params]], read: str | None, timeout_s: float | None

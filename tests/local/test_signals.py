@@ -8,7 +8,8 @@ from typing import Any
 import apsw
 import pytest
 
-from bedrockish import dbapi
+from bedrockish import connect_pool, dbapi
+from bedrockish.client import pool as client_pool
 from bedrockish.client.blocking import Connection
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
@@ -167,6 +168,40 @@ def test_session_goes_on_after_a_signal_in_a_transaction_with_temp_objects(
     assert mine.execute("SELECT a FROM own").fetchall() == [(1,)]
     mine.close()
     assert db.execute(f"SELECT b FROM {table} ORDER BY id").rows == [(5,), (20,)]
+
+
+def test_statement_of_its_own_that_a_signal_ends_leaves_no_transaction(
+    node: LocalNode, table: str, interrupt: Interrupt
+) -> None:
+    mine = dbapi.connect(node.database, isolation_level=None)
+    mine.execute("CREATE TEMP TABLE own(a)")
+    interrupt(LocalTransaction, "finish")
+    with pytest.raises(KeyboardInterrupt):
+        mine.execute("INSERT INTO own VALUES (1)")
+    assert not here(mine._link).has_any
+    assert mine.execute("SELECT a FROM own").fetchall() == []
+    mine.close()
+
+
+def test_pool_keeps_its_size_if_a_signal_ends_the_rollback_of_a_lent_connection(
+    node: LocalNode, db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> bool:
+        raise KeyboardInterrupt
+
+    def use() -> None:
+        with pool.connection(timeout=5) as lent:
+            lent.execute("BEGIN")
+            lent.execute(f"DELETE FROM {table}")
+
+    with connect_pool(str(node.database), size=1) as pool:
+        monkeypatch.setattr(client_pool, "_is_clean", interrupted)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                use()
+        monkeypatch.undo()
+        use()
+    assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
 
 
 @pytest.mark.parametrize(("owner", "name"), [(LocalTransaction, "end"), (WorkspacePool, "_keep")])

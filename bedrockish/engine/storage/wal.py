@@ -41,8 +41,7 @@ class Wal:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._checkpointer: apsw.Connection | None = None
         self._file = db.filename
-        self._place = os.stat(self._file)  # the database file itself, whatever stands at its path later
-        self._is_displaced = False  # whether another file, or none, stood at the path at the last sync
+        self._places = _Places(self._file)
         # Count the frames that a killed process left in the WAL: workspaces read the WAL by themselves.
         self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_NOOP)[0])
         try:
@@ -156,27 +155,11 @@ class Wal:
                 raise DamagedError(
                     f"{self._path} was removed while the node runs; stop the node, and fill it again from another one"
                 )
-            self._check_place()
+            self._places.check()
             os.fdatasync(self._fd)
         except OSError as error:
             # After a failed sync the kernel may have dropped the pages: a second sync could succeed without the data.
             raise self._failed("synced", error) from error
-
-    def _check_place(self) -> None:
-        """Check that the database file is at its path: after a kill, its log would be applied to the file there.
-
-        Raises:
-            DamagedError: it was moved, removed or replaced.
-        """
-        try:
-            self._is_displaced = not os.path.samestat(os.stat(self._file), self._place)
-        except (FileNotFoundError, NotADirectoryError):
-            self._is_displaced = True
-        if self._is_displaced:
-            raise DamagedError(
-                f"{self._file} was moved, removed or replaced while the node ran; put it back if it was moved, or else "
-                "run 'bedrockish member replace URL NODE NEW' at the others, and 'bedrockish join URL' for the node NEW"
-            )
 
     def _take_log_along(self) -> None:
         """Copy the log into the displaced database file, and remove the log, which fits no other file."""
@@ -307,7 +290,7 @@ class Wal:
             self._checkpointer.close()
             self._checkpointer = None
         if self._fd >= 0:
-            if self._is_displaced:
+            if self._places.is_displaced:
                 self._take_log_along()
             os.close(self._fd)
             self._fd = -1
@@ -380,3 +363,41 @@ def changing(copy: Path, task: str = "be finished", again: str = "try again") ->
 def _left_max(few: int) -> int:
     """Return the most frames that ``finish`` may copy and sync, while the whole node waits."""
     return max(1, few // 4)
+
+
+class _Places:
+    """The database file and SQLite's index of its log, and whether they are still at their paths."""
+
+    def __init__(self, database: str) -> None:
+        self._database, self._index = database, f"{database}-shm"
+        self._database_stat, self._index_stat = os.stat(self._database), os.stat(self._index)
+        self.is_displaced = False  # whether another file, or none, stood at the database's path at the last check
+
+    def check(self) -> None:
+        """Check the database file: after a kill, its log would be applied to the file at its path; and the index.
+
+        A program that opens the database without the index makes another one, and would then miss commits and locks.
+
+        Raises:
+            DamagedError: a file was moved, removed or replaced.
+        """
+        self.is_displaced = not _is_at(self._database, self._database_stat)
+        if self.is_displaced:
+            raise DamagedError(
+                f"{self._database} was moved, removed or replaced while the node ran; put it back if it was moved, or "
+                "else run 'bedrockish member replace URL NODE NEW' at the others, and 'bedrockish join URL' for the "
+                "node NEW"
+            )
+        if not _is_at(self._index, self._index_stat):
+            raise DamagedError(
+                f"{self._index} was moved, removed or replaced while the node ran; end the programs that have the "
+                "database open, and start the node again"
+            )
+
+
+def _is_at(path: str, file: os.stat_result) -> bool:
+    """Return whether a file is at a path."""
+    try:
+        return os.path.samestat(os.stat(path), file)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

@@ -5,6 +5,7 @@ own, such as BEGIN and COMMIT on a blocking connection, and for limiting how man
 A session that is lent sees all commits that the sessions returned before had seen.
 """
 
+import queue
 import threading
 import time
 import weakref
@@ -175,7 +176,7 @@ class ConnectionPool:
     def __init__(self, target: Target, entry: Entry, size: int, token: bytes | None) -> None:
         self.size = size
         self._target, self._entry, self._token = target, entry, token
-        self._slots = threading.Semaphore(size)
+        self._slots = _slots(size)
         self._lock = threading.Lock()  # guards the fields below
         self._free: list[tuple[SocketClient, float]] = []  # with the time of return; the last client is lent first
         self._clients: set[SocketClient] = set()  # all clients, lent or idle
@@ -187,7 +188,7 @@ class ConnectionPool:
         """Leave all clients to the parent process, and continue without any."""
         self._free.clear()
         self._clients.clear()
-        self._slots, self._lock = threading.Semaphore(self.size), threading.Lock()
+        self._slots, self._lock = _slots(self.size), threading.Lock()
         if self._finalizer.detach() is not None:
             self._finalizer = weakref.finalize(self, _close_all, self._clients, self._lock)
 
@@ -229,8 +230,10 @@ class ConnectionPool:
         notice_fork()
         seconds = self._target.timeout_s if timeout is None else check_timeout(timeout)
         self._check_open()
-        if not self._slots.acquire(timeout=seconds):
-            raise _all_in_use(self.size, seconds)
+        try:
+            self._slots.get(timeout=seconds)
+        except queue.Empty:
+            raise _all_in_use(self.size, seconds) from None
         try:
             self._check_open()
             client = self._alive() or self._open()
@@ -240,7 +243,7 @@ class ConnectionPool:
             if token is not None:
                 client.token = token
         except BaseException:
-            self._slots.release()
+            self._slots.put(None)
             raise
         return client
 
@@ -286,7 +289,7 @@ class ConnectionPool:
         if client not in self._clients:  # the client was lent before a fork, or the pool is closed
             client._close()
             if self._is_closed:
-                self._slots.release()
+                self._slots.put(None)
             return
         try:
             with self._lock:
@@ -299,7 +302,18 @@ class ConnectionPool:
             else:
                 self._drop(client)
         finally:
-            self._slots.release()
+            self._slots.put(None)
+
+
+def _slots(size: int) -> "queue.SimpleQueue[None]":
+    """Return a queue with an item for each connection that may be lent.
+
+    ``threading.Semaphore`` would stay locked if the handler of a signal raised in its methods, which are Python code.
+    """
+    found: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(size):
+        found.put(None)
+    return found
 
 
 def _close_all(clients: set[SocketClient], lock: threading.Lock) -> None:

@@ -1,6 +1,7 @@
 """Exceptions of signal handlers, such as Ctrl-C, at any moment of a call on a node's file."""
 
 import gc
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from bedrockish.client.blocking import Connection
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.execution.workspace import Workspace
-from bedrockish.errors import TemporaryLostError
+from bedrockish.errors import DeadlineError, TemporaryLostError
 from bedrockish.local.reads import LocalReads
 from bedrockish.local.transaction import LocalTransaction
 from bedrockish.local.transactions import LocalTransactions
@@ -202,6 +203,20 @@ def test_pool_keeps_its_size_if_a_signal_ends_the_rollback_of_a_lent_connection(
         monkeypatch.undo()
         use()
     assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
+
+
+def test_pool_acquires_no_lock_in_python_code(node: LocalNode, db: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal could come after such code has acquired the lock, which then stays locked; so in a semaphore."""
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with connect_pool(str(node.database), size=1) as pool, pool.connection(timeout=5) as first:
+        assert first.execute("SELECT 1").value() == 1
+        monkeypatch.setattr(threading.Condition, "__enter__", interrupted)
+        with pytest.raises(DeadlineError), pool.connection(timeout=0.05):
+            pass
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(("owner", "name"), [(LocalTransaction, "end"), (WorkspacePool, "_keep")])

@@ -6,7 +6,7 @@ snapshot is released within a tenth of a second, because it blocks the node's ch
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -45,7 +45,11 @@ _Read = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 
 
 class _Known(NamedTuple):
-    """The last read. ``until``: until when the node counts as running if the page still has ``last_bytes``."""
+    """The last read.
+
+    ``until``: until when the node counts as running if the page still has ``last_bytes``. ``commits``: the commits of
+    this process with which the snapshot was compared.
+    """
 
     reader: Reader
     moment: FileMoment
@@ -53,6 +57,7 @@ class _Known(NamedTuple):
     until: int
     level: str
     token: Token
+    commits: Mapping[str, int]
 
 
 class LocalReads:
@@ -188,6 +193,7 @@ class LocalReads:
                 reader.moment is not known.moment
                 or published is None
                 or not published.still_has(known.last_bytes)
+                or known.commits is not self._snapshots.commits
                 or now_ns() > known.until
             ):
                 self._known = None
@@ -270,7 +276,7 @@ class LocalReads:
             try:
                 reader = snapshots.newest(token, level, min(DURABLE_S, budget_s))
                 if reader is None:
-                    self._see(snapshots.commits_of_process())
+                    self._see(Token(dict(snapshots.commits)))
                     return None
                 if budget_s != _FOREVER:
                     self._until = time.monotonic() + budget_s
@@ -311,7 +317,7 @@ class LocalReads:
             assert published is not None
             if published.still_has(published.last_bytes):
                 until = published.facts().heartbeat + SILENT_NS
-                self._known = _Known(reader, moment, published.last_bytes, until, level, token)
+                self._known = _Known(reader, moment, published.last_bytes, until, level, token, snapshots.compared)
         return self._told[2]
 
     def _leave_to_node(self, statements: Sequence[tuple[str, Params]], error: Exception) -> None:

@@ -9,7 +9,7 @@ power failure could undo.
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import apsw
 
@@ -131,7 +131,10 @@ class Reader:
 
 
 Origin = tuple[str, str]  # the path of a file and the id of its cluster; a restored file belongs to another cluster
-_commits: dict[Origin, dict[str, int]] = {}  # leader -> tick of the last commit that a session of this process has made
+_commits: dict[
+    Origin, Mapping[str, int]
+] = {}  # leader -> tick of the last commit that a session of this process has made
+_NONE: Mapping[str, int] = {}
 _noting = threading.Lock()  # held while ``_commits`` changes
 
 
@@ -142,10 +145,10 @@ def note_commit(origin: Origin, place: tuple[str, int]) -> None:
     could still show an older snapshot, while the newest one is not durable yet.
     """
     leader, tick = place
-    known = _commits.get(origin, {})
+    known = _commits.get(origin, _NONE)
     if tick > known.get(leader, 0):
         with _noting:
-            known = _commits.get(origin, {})
+            known = _commits.get(origin, _NONE)
             if tick > known.get(leader, 0):
                 _commits[origin] = {**known, leader: tick}
 
@@ -177,6 +180,7 @@ class FileSnapshots:
         readers: the first holds the snapshot for reads, the second the next snapshot; empty while the file is closed.
         cluster_id: returns the id of the session's cluster; empty while the session is bound to none.
         origin: the file and its cluster, from the first opening on.
+        compared: the commits of this process with which ``newest`` last compared a snapshot.
         pins: the ``snapshot`` blocks that the program is in. They are weak references: if the handler of a signal
             raises while a block begins or ends, its pin is dropped with the block.
         is_read: whether there was a read since the last ``release_idle``.
@@ -190,6 +194,7 @@ class FileSnapshots:
         self.readers: list[Reader] = []
         self.cluster_id: Callable[[], str] = str  # returns an empty text
         self.origin: Origin = database, ""
+        self.compared: Mapping[str, int] = _NONE
         self.pins = weakref.WeakSet[Pin]()
         self.is_read = self.is_log_ending = self.is_closed = False
         self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released
@@ -234,9 +239,9 @@ class FileSnapshots:
     def _check_cluster(self, db: apsw.Connection) -> None:
         """Check that the file belongs to the session's cluster; a restored file belongs to a new cluster."""
         mine, found = self.cluster_id(), read_membership(system.get_meta(db, "membership")).cluster_id
-        self.origin = self._database, found
         if mine and found:
             check_cluster(f"the file {self._database}", found, mine)
+        self.origin = self._database, found
 
     def belong(self, cluster_id: Callable[[], str]) -> None:
         """Bind the session to a cluster, now and whenever the file is opened again.
@@ -322,13 +327,15 @@ class FileSnapshots:
         moment = first.moment
         if moment is None or (moment.batch > facts.durable and not _becomes_durable(published, moment.batch, wait_s)):
             return None
-        if level != STALE and not (may_see(moment, token) and covers(moment.vector, self.commits_of_process().vector)):
+        self.compared = commits = self.commits
+        if level != STALE and not (may_see(moment, token) and covers(moment.vector, commits)):
             return None
         return first
 
-    def commits_of_process(self) -> Token:
-        """Return a token of all commits that sessions of this process have made by the file."""
-        return Token(_commits.get(self.origin, {}))
+    @property
+    def commits(self) -> Mapping[str, int]:
+        """The last commit of each leader that sessions of this process have made by the file; a new map at a change."""
+        return _commits.get(self.origin, _NONE)
 
     def _pinned(self) -> Reader:
         first = self.readers[0]

@@ -6,10 +6,15 @@ from pathlib import Path
 import apsw
 import pytest
 
+from bedrockish.engine.storage import wal
 from bedrockish.errors import DamagedError
 from tests.engine.conftest import MakeNode
 
 SCHEMA = "CREATE TABLE t(id INTEGER PRIMARY KEY, filler)"
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
 
 
 def test_sync_notices_that_the_index_of_the_log_was_removed(make_node: MakeNode) -> None:
@@ -56,10 +61,68 @@ def test_sync_notices_that_the_file_is_not_in_its_place(
         with pytest.raises(DamagedError, match="was moved, removed or replaced while the node ran; put it back"):
             node.engine.sync()
     node.engine.close()
-    assert not node.path.with_name(f"{node.path.name}-wal").exists(), "no log for the file that is there now"
+    assert not log_of(node.path).exists(), "no log for the file that is there now"
     reader.close()
     if how == "moved":
         moved.rename(node.path)
     rows = {"moved": [("x",), ("y",)], "replaced": []}
     if how in rows:
         assert make_node(path=node.path).rows("SELECT filler FROM t ORDER BY id") == rows[how]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["moved", "replaced"])
+def test_log_of_a_moved_file_stays_while_a_reader_keeps_it_from_being_copied(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """The log was removed after a part of it was copied, and the moved file was malformed without the rest."""
+    monkeypatch.setattr(wal, "READERS_MS", 10)
+    node = make_node()
+    node.run(SCHEMA)
+    node.run("INSERT INTO t(filler) VALUES ('x')")
+    node.save()
+    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM t").fetchall()
+    node.run("INSERT INTO t(filler) VALUES ('y')")
+    node.save()
+    moved = tmp_path / "moved.db"
+    node.path.rename(moved)
+    if is_replaced:
+        node.path.write_bytes(b"another file")
+    node.engine.close()
+    reader.close()
+    log, kept = log_of(node.path), Path(f"{log_of(node.path)}.of-moved")
+    assert (log.exists(), kept.exists()) == (not is_replaced, is_replaced)
+    if is_replaced:
+        kept.rename(log)
+    moved.rename(node.path)
+    assert make_node(path=node.path).rows("SELECT filler FROM t ORDER BY id") == [("x",), ("y",)]
+
+
+def test_end_of_a_node_takes_the_log_of_a_replaced_file_along_without_a_sync(
+    make_node: MakeNode, tmp_path: Path
+) -> None:
+    """The end of a node without a commit since left the log, which SQLite applied to the file in its place."""
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    node.engine.close()
+    copy = tmp_path / "copy.db"
+    shutil.copy(node.path, copy)
+    node = make_node(path=node.path)
+    node.run("INSERT INTO t(filler) VALUES ('x')")
+    node.save()
+    copy.replace(node.path)
+    node.engine.close()
+    assert make_node(path=node.path).rows("SELECT filler FROM t") == []
+
+
+def test_checkpoint_copies_no_log_into_another_file(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    node.path.rename(tmp_path / "moved.db")
+    node.path.write_bytes(b"")
+    with pytest.raises(DamagedError, match="was moved, removed or replaced"):
+        node.engine.wal.checkpoint()
+    assert node.path.read_bytes() == b""

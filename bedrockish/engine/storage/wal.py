@@ -26,6 +26,8 @@ _ZEROS = bytes(RESERVE_BYTES)  # kept, because allocating it each time would tak
 RESERVE_LEAST = 64  # the WAL is lengthened when it has room for fewer frames; a longer batch lengthens it itself
 ROOM_PARTS = 8  # on a small disk, the WAL restarts at 1/8 of the room that the database leaves
 FEWEST_FRAMES = 1_000  # for want of room, the WAL restarts only from this many frames on
+READERS_MS = 2_000  # how long the end of a node waits for readers of a file that was moved
+OF_MOVED = ".of-moved"  # appended to the name of a log whose file was moved, and another file put in its place
 
 
 class Wal:
@@ -162,12 +164,23 @@ class Wal:
             raise self._failed("synced", error) from error
 
     def _take_log_along(self) -> None:
-        """Copy the log into the displaced database file, and remove the log, which fits no other file."""
+        """Copy the log into the displaced database file, and remove the log, which fits no other file.
+
+        A reader or a full disk may keep frames from being copied. The database file is malformed without them, so the
+        log stays for a file that is put back; if another file stands at the path, the log gets another name.
+        """
+        is_copied = False
         with suppress(apsw.Error):
-            self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._db.set_busy_timeout(READERS_MS)
+            frames, copied = self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            is_copied = frames == copied
         with suppress(OSError):
-            if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+            if not os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                return
+            if is_copied:
                 self._path.unlink()
+            elif os.path.exists(self._file):
+                self._path.rename(f"{self._path}{OF_MOVED}")
 
     def _frames_by_room(self) -> int:
         """Return at how many frames the WAL restarts so that it leaves room on its disk.
@@ -241,11 +254,14 @@ class Wal:
         May run in another thread. Return how many frames the WAL has, and how many of them are copied now.
 
         Raises:
-            DamagedError: a sync failed, so that the next one could succeed without the data; the node must stop.
+            DamagedError: a sync failed, so that the next one could succeed without the data, or the file was moved or
+                replaced; the node must stop.
             UnavailableError: the frames cannot be copied now; nothing is lost, and the WAL grows further.
         """
         try:
             if self._checkpointer is None:
+                with suppress(OSError):
+                    self._places.check()  # otherwise the log would be copied into the other file
                 self._checkpointer = apsw.Connection(self._file)
                 self._checkpointer.wal_autocheckpoint(0)
                 self._checkpointer.execute("PRAGMA synchronous = NORMAL")
@@ -290,6 +306,8 @@ class Wal:
             self._checkpointer.close()
             self._checkpointer = None
         if self._fd >= 0:
+            with suppress(DamagedError, OSError):
+                self._places.check()  # the file may have been replaced since the last sync
             if self._places.is_displaced:
                 self._take_log_along()
             os.close(self._fd)

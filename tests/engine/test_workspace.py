@@ -23,6 +23,7 @@ from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import (
     BedrockishError,
+    ConflictError,
     ConstraintError,
     DamagedError,
     DeadlineError,
@@ -263,6 +264,23 @@ def test_temporary_objects_outlive_an_interrupt_after_the_last_statement(
         running.close()
         assert not held.is_broken
     held.close()
+
+
+def test_transaction_with_temporary_objects_that_is_stopped_before_it_opens_raises_that_error(tmp_path: Path) -> None:
+    """Such as the ConflictError of a transaction that was overtaken, after which the client begins it again."""
+    node = TestNode(tmp_path / "a.db")
+    node.run("CREATE TABLE t(x)")
+    node.save()
+    engine = node.engine
+    held = TemporaryWorkspace(engine.beside(), 1 << 20)
+    running = TemporaryTransaction(held, TransactionWork(True, "command", ""), lambda: 1)
+    running.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+    running.stop(ConflictError("overtaken"))
+    with pytest.raises(ConflictError, match="overtaken"):
+        running.open()
+    running.close()
+    held.close()
+    engine.close()
 
 
 def test_statement_over_its_time_limit_is_interrupted_in_loop_and_worker(tmp_path: Path) -> None:

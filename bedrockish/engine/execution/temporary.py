@@ -120,7 +120,8 @@ class TemporaryTransaction(OverlayTransaction):
         Raises:
             TemporaryLostError: a write failed.
         """
-        if not is_of_a_file(error.__cause__, self.db.system_errno):
+        number = 0 if self._writer is None else self._writer.db.system_errno  # it may have been stopped before
+        if not is_of_a_file(error.__cause__, number):
             return
         self.workspace.is_broken = self.work.over = True
         raise TemporaryLostError(

@@ -12,6 +12,7 @@ from bedrockish import dbapi
 from bedrockish.engine.execution.overlay_transaction import SMALL_CHANGES
 from bedrockish.engine.execution.workspace import Writer
 from bedrockish.engine.statements import pragmas
+from bedrockish.errors import UsageError
 from bedrockish.local.leased_ids import LEASE
 from bedrockish.local.transaction import LocalTransaction
 from tools.cluster import LocalNode
@@ -201,3 +202,29 @@ def test_old_pages_move_from_memory_to_a_file_when_a_transaction_grows(
         modes.clear()
         db.execute(insert, (7, "again", 0))
         assert modes == [True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT a FROM {} WHERE id = ?",
+        "SELECT id FROM {} WHERE b BETWEEN ? AND 5 ORDER BY a",
+        "INSERT INTO {}(a) VALUES (?)",
+        "UPDATE {} SET b = ? WHERE id = 1",
+    ],
+)
+def test_transaction_goes_on_after_a_text_with_a_lone_surrogate(node: LocalNode, table: str, text: str) -> None:
+    """From the second time on, the statement raised Python's own error, and the transaction was lost."""
+    sql = text.format(table)
+    with bedrockish.connect(node.database) as db:
+        db.execute(SCHEMA.format(table))
+        db.execute(f"INSERT INTO {table} VALUES (1, 'x', 1)")
+        with db.transaction() as transaction:
+            for number in range(3):
+                transaction.execute(sql, (f"text {number}",))
+            before = transaction.execute(f"SELECT * FROM {table}").rows
+            for _ in range(2):
+                with pytest.raises(UsageError, match="the text has a lone surrogate at 0; send it as a blob"):
+                    transaction.execute(sql, ("\ud800",))
+            assert transaction.execute(f"SELECT * FROM {table}").rows == before
+        assert db.execute(f"SELECT * FROM {table}").rows == before

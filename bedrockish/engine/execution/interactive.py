@@ -300,7 +300,10 @@ class Interactive:
         piece, plan, lastrowid = recipe.piece, recipe.plan, work.lastrowid
         if piece.kind == READ:
             if not plan.lengths.is_brief:
-                return Result(piece.columns, self._read(work, piece, values, room)[0], -1, lastrowid or None)
+                try:
+                    return Result(piece.columns, self._read(work, piece, values, room)[0], -1, lastrowid or None)
+                except UnicodeEncodeError:  # a value has a lone surrogate
+                    return None
             rows = read_brief(executor.reader or self._db, recipe, values, self.parts.limits, room)
             if rows is None:
                 return None
@@ -316,7 +319,8 @@ class Interactive:
         try:
             self._change(text, values)
             has_failed = capture.failure is not None
-        except (apsw.Error, BedrockishError):  # a BedrockishError: no id is left for the row
+        # A BedrockishError: no id is left for the row. A UnicodeEncodeError: as above.
+        except (apsw.Error, BedrockishError, UnicodeEncodeError):
             self._change = db.cursor().execute  # the old cursor would keep a value that did not fit
             has_failed = True
         if has_failed:

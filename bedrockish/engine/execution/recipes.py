@@ -93,7 +93,7 @@ def read_brief(
     """Return the rows of a brief read; None if it fails, so that ``Executor.run_piece`` must find the error."""
     try:
         return fetch(db.execute(recipe.piece.sql, values), limits, 0, room)[0]
-    except (apsw.Error, BedrockishError, UnicodeDecodeError):
+    except (apsw.Error, BedrockishError, UnicodeError):
         return None
 
 

@@ -6,7 +6,7 @@ snapshot is released within a tenth of a second, because it blocks the node's ch
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ class _Known(NamedTuple):
     until: int
     level: str
     token: Token
-    commits: Mapping[str, int]
+    commits: Token
 
 
 class LocalReads:
@@ -121,9 +121,12 @@ class LocalReads:
         with self.lock:
             self._snapshots.belong(cluster_id)
 
-    def note_commit(self, place: tuple[str, int]) -> None:
-        """Let the later reads of all sessions of this process see a commit of this session."""
-        note_commit(self._snapshots.origin, place)
+    def note_commit(self, place: tuple[str, int], clock: int) -> None:
+        """Let the later reads of all sessions of this process see a commit of this session.
+
+        ``clock`` is that of the token after the commit.
+        """
+        note_commit(self._snapshots.origin, place, clock)
 
     def _prepare(self, db: apsw.Connection) -> None:
         for given in self.given:
@@ -276,7 +279,7 @@ class LocalReads:
             try:
                 reader = snapshots.newest(token, level, min(DURABLE_S, budget_s))
                 if reader is None:
-                    self._see(Token(dict(snapshots.commits)))
+                    self._see(snapshots.commits)
                     return None
                 if budget_s != _FOREVER:
                     self._until = time.monotonic() + budget_s

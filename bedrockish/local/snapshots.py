@@ -9,7 +9,7 @@ power failure could undo.
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import apsw
 
@@ -131,26 +131,24 @@ class Reader:
 
 
 Origin = tuple[str, str]  # the path of a file and the id of its cluster; a restored file belongs to another cluster
-_commits: dict[
-    Origin, Mapping[str, int]
-] = {}  # leader -> tick of the last commit that a session of this process has made
-_NONE: Mapping[str, int] = {}
+_commits: dict[Origin, Token] = {}  # the last commits of this process's sessions
+_NONE = Token()
 _noting = threading.Lock()  # held while ``_commits`` changes
 
 
-def note_commit(origin: Origin, place: tuple[str, int]) -> None:
-    """Remember a commit of this process.
+def note_commit(origin: Origin, place: tuple[str, int], clock: int) -> None:
+    """Remember a commit of this process; ``clock`` is that of the token after the commit.
 
     A program with several connections to a SQLite file sees the commits of each on all others. Otherwise a connection
-    could still show an older snapshot, while the newest one is not durable yet.
+    could still show an older snapshot, while the newest one is not durable yet. Without the clock, no node could tell
+    whether it has all commits of a leader that has lost its file.
     """
     leader, tick = place
-    known = _commits.get(origin, _NONE)
-    if tick > known.get(leader, 0):
+    if tick > _commits.get(origin, _NONE).vector.get(leader, 0):
         with _noting:
             known = _commits.get(origin, _NONE)
-            if tick > known.get(leader, 0):
-                _commits[origin] = {**known, leader: tick}
+            if tick > known.vector.get(leader, 0):
+                _commits[origin] = Token({**known.vector, leader: tick}, max(known.clock, clock))
 
 
 def _after_fork() -> None:
@@ -194,7 +192,7 @@ class FileSnapshots:
         self.readers: list[Reader] = []
         self.cluster_id: Callable[[], str] = str  # returns an empty text
         self.origin: Origin = database, ""
-        self.compared: Mapping[str, int] = _NONE
+        self.compared = _NONE
         self.pins = set[weakref.ref[Pin]]()  # a WeakSet takes three times as long to say whether it is empty
         self.is_read = self.is_log_ending = self.is_closed = False
         self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released
@@ -328,13 +326,13 @@ class FileSnapshots:
         if moment is None or (moment.batch > facts.durable and not _becomes_durable(published, moment.batch, wait_s)):
             return None
         self.compared = commits = self.commits
-        if level != STALE and not (may_see(moment, token) and covers(moment.vector, commits)):
+        if level != STALE and not (may_see(moment, token) and may_see(moment, commits)):
             return None
         return first
 
     @property
-    def commits(self) -> Mapping[str, int]:
-        """The last commit of each leader that sessions of this process have made by the file; a new map at a change."""
+    def commits(self) -> Token:
+        """The commits that sessions of this process have made by the file; another object after each commit."""
         return _commits.get(self.origin, _NONE)
 
     def _pinned(self) -> Reader:

@@ -24,12 +24,12 @@ def test_read_shows_the_commits_of_the_process_s_other_connections(tmp_path: Pat
     assert bench.rows() == [], "the commit of another process: the read does not wait for the disk"
     other = LocalReads(bench.reads.database)
     other.open()
-    other.note_commit(place)
+    other.note_commit(place, 7)
     other.close()
     seen: list[Token] = []
     bench.reads.belong(str, seen.append)
     assert bench.rows() is None
-    assert [token.vector for token in seen] == [{"A": place[1]}], "the node gets the place with the read"
+    assert seen == [Token({"A": place[1]}, 7)], "the node gets the place and the clock with the read"
     assert bench.rows("stale") == []
     bench.engine.sync()
     assert bench.rows() == [(1,), (2,)]
@@ -52,7 +52,7 @@ def test_repeated_read_compares_the_commits_of_the_process(tmp_path: Path) -> No
     assert known is not None
     again = "SELECT a FROM t", (), "session", known.token
     assert bench.reads.read_again(*again) == (("a",), [])
-    bench.reads.note_commit(place)
+    bench.reads.note_commit(place, 7)
     assert bench.rows("stale") == [], "a read of another level compares for itself"
     assert bench.reads.read_again(*again) is None
     bench.reads.close()
@@ -69,7 +69,7 @@ def test_session_of_another_cluster_notes_no_commit_for_the_file(
     foreign.belong(lambda: "another cluster", lambda _: None)
     with pytest.raises(ForeignClusterError):
         foreign.open()
-    foreign.note_commit(("A", bench.node.tick + 1))
+    foreign.note_commit(("A", bench.node.tick + 1), 7)
     assert bench.rows() == []
     foreign.close()
     bench.reads.close()

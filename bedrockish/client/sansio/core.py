@@ -128,7 +128,7 @@ class ClientCore:
         self.token = token or Token()
         self.cluster_id = ""
         self.values = SessionValues()
-        self.on_commit: Callable[[tuple[str, int]], None] | None = None  # called with the place of each commit
+        self.on_commit: Callable[[tuple[str, int], int], None] | None = None  # gets each commit's place and clock
         self.temporary = Temporary()
         self._inherited: frozenset[str] = frozenset()  # transactions and streams that are open in the parent process
         self.is_bound = False  # whether a token or a cursor has bound the session to its cluster
@@ -360,7 +360,7 @@ class ClientCore:
                 # The answer of a cancelled call counts, too: the node assumes that the session has seen the answer.
                 self.see(reply.answer.token)
             if reply.answer.place is not None and self.on_commit is not None:
-                self.on_commit(reply.answer.place)
+                self.on_commit(reply.answer.place, reply.answer.token.clock)
         call = self._calls.get(reply.id)
         if call is None or call.link != link:
             return

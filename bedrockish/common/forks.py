@@ -12,6 +12,7 @@ progress handler.
 
 import mmap
 import os
+import sys
 import threading
 import time
 import weakref
@@ -138,16 +139,23 @@ def _new_mark() -> mmap.mmap | bytes:
 
     Linux clears a page with ``MADV_WIPEONFORK`` in every child, also of C code.
     """
-    if not hasattr(mmap, "MAP_ANONYMOUS"):
+    if sys.platform != "linux":  # elsewhere the number may stand for other advice
         return b"\0"
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Linux before 4.14 refuses the advice. Some emulators of Linux accept any advice and do nothing.
+    if _takes(page, WIPE_ON_FORK) and not _takes(page, -1):
+        page[0] = 1
+        return page
+    page.close()
+    return b"\0"
+
+
+def _takes(page: mmap.mmap, advice: int) -> bool:
     try:
-        page.madvise(WIPE_ON_FORK)
-    except (AttributeError, OSError):  # another system, or Linux before 4.14
-        page.close()
-        return b"\0"
-    page[0] = 1
-    return page
+        page.madvise(advice)
+    except OSError:
+        return False
+    return True
 
 
 _mark = _new_mark()

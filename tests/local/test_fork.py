@@ -1,5 +1,7 @@
 """A fork of a program that has a node's file open: an open transaction and leased ids stay with the parent."""
 
+import errno
+import mmap
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bedrockish.client.blocking import Connection, connect
+from bedrockish.common import forks
 from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
@@ -84,6 +87,21 @@ own.commit()
     )
     assert told == "True\n"
     assert db.execute("SELECT v FROM forked ORDER BY id", read="strict").rows == [(6,), (5,)]
+
+
+@pytest.mark.parametrize("refused", [(), (forks.WIPE_ON_FORK, -1)], ids=["any advice taken", "advice refused"])
+def test_process_is_asked_for_its_id_where_the_system_does_not_mark_forks(
+    monkeypatch: pytest.MonkeyPatch, refused: tuple[int, ...]
+) -> None:
+    """Old releases of QEMU take any advice about memory, and do nothing: no fork would be noticed."""
+
+    class Page(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+            if option in refused:
+                raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Page)
+    assert forks._new_mark()[0] == 0
 
 
 @pytest.mark.parametrize("by_url", [False, True])

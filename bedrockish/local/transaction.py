@@ -189,16 +189,7 @@ class LocalTransaction:
         # Only ``run`` handles a progress handler that ends a statement, and functions of the program that fail.
         if self.keeps_rows or self._pool.has_own or not self._is_whole:
             return None
-        try:
-            result = self._run_known(sql, values)
-        except BedrockishError:
-            self._is_whole = True
-            raise
-        except BaseException:
-            self._lose()
-            raise
-        self._is_whole = True
-        return result
+        return self._wholly(partial(self._run_known, sql, values))
 
     def _run_known(self, sql: str, values: tuple[Any, ...]) -> Result | None:
         try:

@@ -12,8 +12,8 @@ from bedrockish.local.reads import LocalReads
 from tests.local.test_reads import Bench
 
 
-def test_read_shows_the_commits_of_the_process_s_other_connections(tmp_path: Path) -> None:
-    """A connection that holds an older snapshot, while the newest one is not durable, leaves the read to the node."""
+def older_snapshot(tmp_path: Path) -> tuple[Bench, tuple[str, int]]:
+    """Read an empty table, commit a row durably and another one not; return the place of the first commit."""
     bench = Bench(tmp_path)
     bench.keep()
     assert bench.rows() == []
@@ -21,6 +21,12 @@ def test_read_shows_the_commits_of_the_process_s_other_connections(tmp_path: Pat
     bench.engine.sync()
     place = ("A", bench.node.tick)
     bench.write("INSERT INTO t VALUES (2)")
+    return bench, place
+
+
+def test_read_shows_the_commits_of_the_process_s_other_connections(tmp_path: Path) -> None:
+    """A connection that holds an older snapshot, while the newest one is not durable, leaves the read to the node."""
+    bench, place = older_snapshot(tmp_path)
     assert bench.rows() == [], "the commit of another process: the read does not wait for the disk"
     other = LocalReads(bench.reads.database)
     other.open()
@@ -39,13 +45,7 @@ def test_read_shows_the_commits_of_the_process_s_other_connections(tmp_path: Pat
 
 def test_repeated_read_compares_the_commits_of_the_process(tmp_path: Path) -> None:
     """The node's page is the same as at the last read if the commit was durable then, and acknowledged afterwards."""
-    bench = Bench(tmp_path)
-    bench.keep()
-    assert bench.rows() == []
-    bench.write("INSERT INTO t VALUES (1)")
-    bench.engine.sync()
-    place = ("A", bench.node.tick)
-    bench.write("INSERT INTO t VALUES (2)")
+    bench, place = older_snapshot(tmp_path)
     token = bench.seen()
     assert bench.rows(token=token) == []
     known = bench.reads._known

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from bedrockish.local.page import SERVING, Page
 from tests.engine.nodes import TestNode
-from tools.chaos.faults import FAULTS, MEMBER
+from tools.chaos.cluster import proxied_cluster
+from tools.chaos.faults import FAULTS, MEMBER, Faults
 from tools.chaos.power import lose_unsynced
 from tools.chaos.run import Plan, run
 from tools.chaos.visitors import judge, read_events
@@ -77,6 +79,20 @@ def test_power_cut_takes_only_batches_that_were_not_synced(tmp_path: Path) -> No
 async def test_programs_on_files_see_no_anomaly_while_nodes_join_and_leave(tmp_path: Path, seconds: float) -> None:
     faults = (*(fault for fault in FAULTS if fault != "partition"), MEMBER, MEMBER)
     await chaos(Plan(nodes=3, seconds=seconds, seed=5, faults=faults, by_file=True), tmp_path, 30)
+
+
+async def test_node_whose_file_is_being_damaged_at_the_end_is_started_and_no_death_is_recorded(tmp_path: Path) -> None:
+    async with proxied_cluster(tmp_path, ["A"]) as cluster:
+        node = cluster.nodes[0]
+        faults = Faults(cluster, random.Random(176), kinds=("flip",))  # this seed draws a flip at once
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(faults.run)
+            with trio.fail_after(60):
+                while node.is_running:  # a thread changes the file as soon as the node is killed
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert node.is_running
+        assert faults.deaths == []
 
 
 @pytest.mark.slow

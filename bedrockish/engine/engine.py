@@ -33,8 +33,8 @@ from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
 from bedrockish.engine.online_builds import OnlineBuilds
 from bedrockish.engine.sqlite.limits import Limits, Memory, TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import Guard
 from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder, Scope
+from bedrockish.engine.statements.guard import Guard
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds

@@ -15,7 +15,8 @@ import apsw
 
 from bedrockish.api.requests import STALE, Token, check_cluster
 from bedrockish.common.forks import call_after_fork
-from bedrockish.engine.statements.classify import EMPTY, READ, Compiled, Guard
+from bedrockish.engine.statements.compiled import EMPTY, READ, Compiled
+from bedrockish.engine.statements.guard import Guard
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage import system_tables as system

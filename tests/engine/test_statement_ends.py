@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bedrockish.cli.shell.script import items
-from bedrockish.engine.statements.classify import Guard
+from bedrockish.engine.statements.guard import Guard
 from bedrockish.errors import SqlError, UsageError
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.statement_ends import (

@@ -16,8 +16,9 @@ from bedrockish.engine.execution.governor import Governor
 from bedrockish.engine.execution.recipes import Lookup, Lookups, Recipe, recipe_again, recipe_alike, with_params
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS
-from bedrockish.engine.statements.classify import EMPTY, SCHEMA, WRITE, Compiled, Guard
+from bedrockish.engine.statements.compiled import EMPTY, SCHEMA, WRITE, Compiled
 from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
+from bedrockish.engine.statements.guard import Guard
 from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
 from bedrockish.engine.statements.rights import Access, Rights
 from bedrockish.engine.statements.settings import settled

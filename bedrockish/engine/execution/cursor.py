@@ -16,7 +16,7 @@ from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.sqlite.errors import translate
-from bedrockish.engine.statements.classify import READ, Compiled
+from bedrockish.engine.statements.compiled import READ, Compiled
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnavailableError, UnsupportedError
 from bedrockish_journal.model.access_set import AccessSet
 

@@ -26,7 +26,7 @@ from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled
+from bedrockish.engine.statements.compiled import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
 from bedrockish.sqltext.statement_ends import first_word, statement_start

@@ -32,9 +32,10 @@ from bedrockish.engine.sqlite.bind import bind_one
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
 from bedrockish.engine.sqlite.limits import Limits, TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import ALONE, READ, SCHEMA, WRITE, Compiled, Guard
 from bedrockish.engine.statements.clock_functions import Scope
+from bedrockish.engine.statements.compiled import ALONE, READ, SCHEMA, WRITE, Compiled
 from bedrockish.engine.statements.expansion import Expansion
+from bedrockish.engine.statements.guard import Guard
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError, UsageError

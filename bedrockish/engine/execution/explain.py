@@ -11,7 +11,7 @@ from bedrockish.access_sets.readset import program_of
 from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.sqlite.limits import TakesLongError, out_of_time
-from bedrockish.engine.statements.classify import READ, SCHEMA, Compiled
+from bedrockish.engine.statements.compiled import READ, SCHEMA, Compiled
 from bedrockish.errors import BedrockishError, DamagedError, StatementTimeoutError
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.key_text import key_text

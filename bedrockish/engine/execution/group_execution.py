@@ -16,8 +16,8 @@ from bedrockish.api.requests import SERIALIZABLE, Request, digest_of, encode_res
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.sqlite.limits import TakesLongError
-from bedrockish.engine.statements.classify import READ, SCHEMA
 from bedrockish.engine.statements.clock_functions import Scope
+from bedrockish.engine.statements.compiled import READ, SCHEMA
 from bedrockish.errors import BedrockishError, DamagedError
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import READ, SCHEMA, TEMPORARY, WRITE, Compiled
+from bedrockish.engine.statements.compiled import READ, SCHEMA, TEMPORARY, WRITE, Compiled
 from bedrockish.engine.statements.rowid_allocator import IdsNeededError
 from bedrockish.errors import (
     BedrockishError,

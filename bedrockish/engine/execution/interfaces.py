@@ -9,8 +9,8 @@ import apsw
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.engine.execution.executor import Executor, KnownSchema
 from bedrockish.engine.sqlite.limits import Limits
-from bedrockish.engine.statements.classify import Guard
 from bedrockish.engine.statements.clock_functions import Scope
+from bedrockish.engine.statements.guard import Guard
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds

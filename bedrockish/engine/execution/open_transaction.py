@@ -9,7 +9,7 @@ from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.query_names import Query
 from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.snapshot import Snapshot
-from bedrockish.engine.statements.classify import Compiled
+from bedrockish.engine.statements.compiled import Compiled
 from bedrockish.errors import BedrockishError, SqlError
 from bedrockish.sqltext.transaction_control import Control
 from bedrockish_journal.model.changes import Change

@@ -21,7 +21,7 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Flushed, Guest, Parts
 from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.workspace import Workspace, Writer
-from bedrockish.engine.statements.classify import READ, Compiled
+from bedrockish.engine.statements.compiled import READ, Compiled
 from bedrockish.engine.storage.overlay_vfs import Moment
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, control_of

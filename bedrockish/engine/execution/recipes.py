@@ -21,7 +21,7 @@ from bedrockish.engine.derived.commands import with_values
 from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.sqlite.bind import Binder, bind_one
 from bedrockish.engine.sqlite.limits import MANY_PARAMETERS, Limits
-from bedrockish.engine.statements.classify import READ, WRITE, Compiled
+from bedrockish.engine.statements.compiled import READ, WRITE, Compiled
 from bedrockish.errors import BedrockishError
 
 

@@ -21,8 +21,8 @@ from bedrockish.engine.execution.governor import FOREVER, STEPS, Governor
 from bedrockish.engine.sqlite.errors import broken, translate
 from bedrockish.engine.sqlite.limits import ROWS_NOTED, Limits, Rows, TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import Holder, Scope
+from bedrockish.engine.statements.compiled import Compiled
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.staged_changes import StagedChanges
 from bedrockish.errors import SqlError, UnavailableError

@@ -25,8 +25,8 @@ from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.errors import is_of_a_file
-from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.engine.statements.compiled import Compiled
 from bedrockish.errors import BedrockishError, ConstraintError, TemporaryLostError, TooLargeError, UnsupportedError
 from bedrockish.sqltext.transaction_control import ROLLBACK_TO, Control
 from bedrockish_journal.storage.schema_steps import deferred_broken

@@ -32,8 +32,8 @@ from bedrockish.engine.sqlite.errors import shortage
 from bedrockish.engine.sqlite.limits import Limits, set_options
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.changes_vtab import give_functions
-from bedrockish.engine.statements.classify import Compiled
 from bedrockish.engine.statements.clock_functions import Holder, Scope
+from bedrockish.engine.statements.compiled import Compiled
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier

@@ -6,8 +6,8 @@ from contextlib import closing
 import apsw
 
 from bedrockish.access_sets.table_layout import Tables
-from bedrockish.engine.statements.classify import Guard
 from bedrockish.engine.statements.expansion import Expansion
+from bedrockish.engine.statements.guard import Guard
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.vector_modules import Connection

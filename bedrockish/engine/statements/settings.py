@@ -11,7 +11,7 @@ import apsw
 
 from bedrockish.access_sets.definitions import Definitions, folded
 from bedrockish.access_sets.settings_in_force import in_force
-from bedrockish.engine.statements.classify import SCHEMA, TEMPORARY, WRITE, Compiled
+from bedrockish.engine.statements.compiled import SCHEMA, TEMPORARY, WRITE, Compiled
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.session_settings import LIKE, NONE, TRIGGERS, Settings
 from bedrockish.sqltext.statement_ends import first_word

@@ -25,7 +25,7 @@ from bedrockish.engine.execution.cursor import Batches, access_set_of, compile_r
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.sqlite.errors import is_in_the_text
-from bedrockish.engine.statements.classify import Compiled
+from bedrockish.engine.statements.compiled import Compiled
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,

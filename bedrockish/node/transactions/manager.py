@@ -43,8 +43,8 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.merging import may_share
 from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
-from bedrockish.engine.statements.classify import READ
 from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.engine.statements.compiled import READ
 from bedrockish.errors import (
     BedrockishError,
     CommandIdError,

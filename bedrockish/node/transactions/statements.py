@@ -14,7 +14,7 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import resume
 from bedrockish.engine.sqlite.limits import TakesLongError
-from bedrockish.engine.statements.classify import READ, Compiled
+from bedrockish.engine.statements.compiled import READ, Compiled
 from bedrockish.errors import ConflictError
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.steps import Steps, wait

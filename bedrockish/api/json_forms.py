@@ -42,7 +42,7 @@ from bedrockish.errors import (
     pack_error,
 )
 from bedrockish.sqltext.session_values import shown_names
-from bedrockish.sqltext.single_statement import check_statement
+from bedrockish.sqltext.statement_ends import check_statement
 
 BLOB, FLOAT = "base64", "float"
 OPTIONS = ("read", "isolation", "timeout", "command", "token")

@@ -26,7 +26,7 @@ from bedrockish.errors import CommandIdError, ConfigError, ProtocolMismatchError
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues, asks_values, shown_names
-from bedrockish.sqltext.single_statement import check_statement
+from bedrockish.sqltext.statement_ends import check_statement
 from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish_journal.model.command_id import make_id
 

@@ -21,7 +21,7 @@ from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
 from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_values import SessionValues
-from bedrockish.sqltext.single_statement import check_statement
+from bedrockish.sqltext.statement_ends import check_statement
 from bedrockish.sqltext.temporary import first_temporary, makes_temporary
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ could try a second way to cut a text into blanks and comments would take exponen
 import re
 from collections.abc import Iterator
 
+from bedrockish.errors import UsageError
 from bedrockish.sqltext.known_texts import remembered
 
 _BLANKS = r"[ \t\n\f\r\ufeff]++|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
@@ -112,6 +113,29 @@ def second_statement(sql: str) -> int | None:
         return None
     begin = statement_start(sql, end)
     return begin if begin < len(sql) else None
+
+
+_second = remembered(second_statement)
+
+
+def check_statement(sql: object) -> str:
+    """Return the text of a client's call if it holds one statement, possibly followed by blanks and comments.
+
+    A node would run several statements and return a result for each, which the caller could not tell apart.
+
+    Raises:
+        UsageError: the argument is not a text, is empty, or holds several statements.
+    """
+    if not isinstance(sql, str) or not sql.strip():
+        raise UsageError(f"a statement should be an SQL text, not {sql!r}")
+    second = _second(sql)
+    if second is not None:
+        raise UsageError(
+            "a text should hold one statement, and this one has more; send several as a list of texts",
+            sql=sql,
+            offset=second,
+        )
+    return sql
 
 
 def _makes_trigger(sql: str, at: int) -> bool:

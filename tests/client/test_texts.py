@@ -7,7 +7,7 @@ import pytest
 import bedrockish
 from bedrockish.client.request_builder import Statements, make_request
 from bedrockish.errors import UsageError
-from bedrockish.sqltext.single_statement import check_statement
+from bedrockish.sqltext.statement_ends import check_statement
 from bedrockish.sqltext.transaction_control import parse_control
 from tests.processor import at_most
 

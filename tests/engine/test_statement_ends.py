@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bedrockish.cli.shell.script import items
 from bedrockish.engine.statements.guard import Guard
 from bedrockish.errors import SqlError, UsageError
-from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.statement_ends import (
+    check_statement,
     count_parentheses,
     first_word,
     is_blank,

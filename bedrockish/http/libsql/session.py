@@ -38,8 +38,7 @@ from bedrockish.sqltext import transaction_control as control
 from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action, sections
 from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues, shown_names
-from bedrockish.sqltext.single_statement import check_statement
-from bedrockish.sqltext.statement_ends import split
+from bedrockish.sqltext.statement_ends import check_statement, split
 from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, switch_of, verb_of
 from bedrockish.sqltext.temporary import first_temporary, makes_temporary
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens

@@ -87,7 +87,7 @@ MAY_IMPORT = {
     "bedrockish/sqlalchemy": "bedrockish.api bedrockish.common bedrockish.errors bedrockish.sqlalchemy sqlalchemy",
     "examples/shop": "examples.shop sqlalchemy",
     "examples/notes": "bedrockish flask",
-    "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
+    "bedrockish/cli/certificates.py": "bedrockish.common.durable_files bedrockish.errors cryptography",
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "

@@ -14,6 +14,7 @@ import trio
 from bedrockish.cli.url import DOWN_S, UrlCommand, url_of
 from bedrockish.cli.words import labels
 from bedrockish.client.trio_client import open_client, target_of
+from bedrockish.common.durable_files import sync
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish_journal.model.anchor import FIRST, Anchor, Statement, line_hash, read_statement
 from bedrockish_journal.storage.store import open_readonly
@@ -51,7 +52,10 @@ class _Log:
 
     def __enter__(self) -> "_Log":
         try:
+            is_new = not self._path.exists()
             self._file = open(self._path, "a+b")
+            if is_new:
+                sync(self._path.absolute().parent)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
@@ -64,12 +68,15 @@ class _Log:
     def _drop_torn(self) -> None:
         """Remove a last line without a line feed: its writer was killed before it reported the anchor.
 
+        After a power cut, the line may end with zeros, or consist of them.
+
         A line that does not begin like an anchor stays: the user has named another file by mistake.
         """
         self._file.seek(0)
         data = self._file.read()
         whole = data.rfind(b"\n") + 1
-        if whole < len(data) and data[whole : whole + len(BEGINNING)] == BEGINNING[: len(data) - whole]:
+        torn = data[whole:].rstrip(b"\0")
+        if whole < len(data) and torn[: len(BEGINNING)] == BEGINNING[: len(torn)]:
             self._file.truncate(whole)
 
     def __exit__(self, *_: object) -> None:

@@ -1,9 +1,12 @@
 """A small certificate authority for one cluster, made by ``bedrockish tls`` with the cryptography package."""
 
 import datetime
+import fcntl
 import ipaddress
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography import x509
@@ -12,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from bedrockish.common.durable_files import PART, add_lines, finish, make_folder, write_part
 from bedrockish.errors import ConfigError
 
 AUTHORITY_DAYS = 7300
@@ -36,7 +40,8 @@ class Authority:
         """
         ca, ca_key = directory / CA, directory / CA_KEY
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
+            _remove_unfinished(directory)
             if ca.exists() != ca_key.exists():
                 raise ConfigError(
                     f"{directory} has only one of {CA} and {CA_KEY}; bring the other one, or name another directory"
@@ -116,8 +121,8 @@ class Authority:
     def _record(self, name: str, certificate: x509.Certificate) -> None:
         """Write the certificate's name and serial number to the list, before the certificate exists as a file."""
         made, ends = certificate.not_valid_before_utc + EARLIER, certificate.not_valid_after_utc
-        with (self._directory / ISSUED).open("a", encoding="utf-8") as file:
-            file.write(f"{certificate.serial_number:X}  # {name}, made {made:%Y-%m-%d %H:%M}, ends {ends:%Y-%m-%d}\n")
+        line = f"{certificate.serial_number:X}  # {name}, made {made:%Y-%m-%d %H:%M}, ends {ends:%Y-%m-%d}"
+        add_lines(self._directory / ISSUED, [line])
 
 
 def _builder(
@@ -153,21 +158,42 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _write_pair(key: tuple[Path, bytes], certificate: tuple[Path, bytes]) -> None:
     """Write a key and its certificate, or neither: a key alone is useless, and would block the next attempt."""
-    _write(*key, 0o600)
-    try:
-        _write(*certificate, 0o644)
-    except OSError:
-        key[0].unlink()
-        raise
+    write_part(*key, 0o600)
+    write_part(*certificate, 0o644)
+    finish(key[0], certificate[0])
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file, whole or not at all; until it has its mode, only its owner can read it."""
-    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
+def _remove_unfinished(directory: Path) -> None:
+    """Remove keys and certificates that a killed process has not finished.
+
+    A key without its certificate goes as well, if the certificate was about to get its name: no one knows that key.
+    """
+    for part in directory.glob(f"*.pem{PART}"):
+        certificate = part.with_name(part.name.removesuffix(PART))
+        if not certificate.name.endswith("-key.pem") and not certificate.exists():
+            certificate.with_name(f"{certificate.stem}-key.pem").unlink(missing_ok=True)
+        part.unlink()
+
+
+@contextmanager
+def locked(directory: Path, *, make: bool) -> Iterator[None]:
+    """Let one process at a time change the files of an authority; others wait.
+
+    Args:
+        make: whether to make the directory if it is missing.
+
+    Raises:
+        ConfigError: the directory cannot be made or read.
+    """
     try:
-        with file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
+        if make:
+            make_folder(directory)
+        folder = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        path.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise ConfigError(f"{error.filename or directory}: {error.strerror}") from error
+    try:
+        with suppress(OSError):  # a network file system may have no locks for folders
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

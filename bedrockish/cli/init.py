@@ -13,6 +13,7 @@ import click
 
 from bedrockish.api.url import Address, parse_address
 from bedrockish.cli.secure import days_option
+from bedrockish.common.durable_files import make_folder, sync
 from bedrockish.config.config import ANY
 from bedrockish.core.state.membership import NAME
 from bedrockish.errors import ConfigError, UsageError
@@ -160,7 +161,7 @@ def init(
         raise ConfigError(f"{directory} is not empty; name a folder that is not there yet")
     token = secrets.token_urlsafe(24)
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(directory.parent)
         _remove_killed(directory.parent)
         prefix = f"{PART}{os.getpid()}-"
         with tempfile.TemporaryDirectory(prefix=prefix, dir=directory.parent, ignore_cleanup_errors=True) as made:
@@ -172,7 +173,11 @@ def init(
                 (folder / f"{one.name}.toml").write_text(text, encoding="utf-8")
             if tls:
                 _certify(whole, planned, client, days)
+            for path in whole.rglob("*"):
+                sync(path)
+            sync(whole)
             whole.rename(directory)
+            sync(directory.parent)
     except OSError as error:
         raise ConfigError(f"{directory}: {error.strerror}") from error
     for one in planned:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from bedrockish.common.durable_files import add_lines
 from bedrockish.common.password_hash import SALT_BYTES, USER, hash_password
 from bedrockish.config.security import REVOKED
 from bedrockish.errors import ConfigError, UsageError
@@ -74,8 +75,7 @@ def revoke(directory: Path, which: str) -> str:
         left = {serial: told for serial, told in named.items() if serial not in gone}
         if len(left) != 1:
             raise ConfigError(_not_one(which, directory, named, left))
-        with found.open("a", encoding="utf-8") as file:
-            file.writelines(f"{serial:X}  # {told}\n" for serial, told in left.items())
+        add_lines(found, [f"{serial:X}  # {told}" for serial, told in left.items()])
     except OSError as error:
         raise ConfigError(f"{error.filename or found}: {error.strerror}") from error
     except (ValueError, CertificateError) as error:
@@ -111,7 +111,7 @@ def tls(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days:
     cluster's own authority, ca.pem; keep ca-key.pem where no node is. Needs pip install 'bedrockish[tls]'.
     """
     try:
-        from bedrockish.cli.certificates import Authority
+        from bedrockish.cli.certificates import Authority, locked
     except ModuleNotFoundError as error:
         raise ConfigError(f"the package {error.name} is missing; pip install 'bedrockish[tls]'") from error
     wanted = {}
@@ -120,14 +120,15 @@ def tls(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days:
         if not equals or not hosts.strip(","):
             raise UsageError(f"{node!r} should be NODE=HOST, such as A=host1 or A=host1,10.0.0.1")
         wanted[name] = [host for host in hosts.split(",") if host]
-    for name in revoked:
-        click.echo(revoke(directory, name))
-    if revoked and not wanted and not clients:
-        return
-    if not wanted and not clients:
+    if not wanted and not clients and not revoked:
         raise UsageError("name at least one node or client, such as A=host1")
-    authority = Authority.at(directory, days)
-    for node, reached in wanted.items():
-        click.echo(authority.issue(node, [node, *reached], days, for_node=True))
-    for name in clients:
-        click.echo(authority.issue(name, [], days, for_node=False))
+    with locked(directory, make=bool(wanted or clients)):
+        for name in revoked:
+            click.echo(revoke(directory, name))
+        if not wanted and not clients:
+            return
+        authority = Authority.at(directory, days)
+        for node, reached in wanted.items():
+            click.echo(authority.issue(node, [node, *reached], days, for_node=True))
+        for name in clients:
+            click.echo(authority.issue(name, [], days, for_node=False))

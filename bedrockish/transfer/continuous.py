@@ -21,6 +21,7 @@ import trio
 from bedrockish.api.requests import STALE
 from bedrockish.api.url import Address
 from bedrockish.client.trio_client import Client, open_client
+from bedrockish.common.durable_files import make_folder
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, TooLargeError, UnavailableError
 from bedrockish.node.cluster.join import back_up
 from bedrockish_journal.model.clock import milliseconds
@@ -121,7 +122,7 @@ async def _run(
 def _locked(folder: Path) -> Iterator[Callable[[], None]]:
     """Make the directory, and lock it against other writers; yield a check that the directory is still there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield partial(_check_path, folder, lock)

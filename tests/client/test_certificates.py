@@ -1,10 +1,13 @@
 """``bedrockish tls``: the certificate that is revoked; files are written whole or not at all."""
 
+import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,95 @@ def test_authority_without_its_key_is_reported(tmp_path: Path) -> None:
     (tmp_path / "two" / "ca-key.pem").unlink()
     with pytest.raises(ConfigError, match=r"has only one of ca.pem and ca-key.pem; bring the other one"):
         Authority.at(tmp_path / "two", 30)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of errors runs."""
+
+
+class KilledAt:
+    """Ends a program before its n-th call that changes files."""
+
+    CALLS = ("open", "fsync", "replace", "unlink", "mkdir")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+        self.left = number
+        for name in self.CALLS:
+            monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
+
+    def _counted(self, call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*given: object, **named: object) -> object:
+            self.left -= 1
+            if self.left == 0:
+                raise Killed
+            return call(*given, **named)
+
+        return counted
+
+
+def pairs(folder: Path) -> set[str]:
+    """Return the names of the certificates that have their keys."""
+    for path in folder.glob("*.pem"):
+        assert path.read_bytes().rstrip().endswith(b"-----"), f"{path} is whole"
+    names = {path.name.removesuffix("-key.pem") for path in folder.glob("*-key.pem")}
+    assert names == {path.stem for path in folder.glob("*.pem")} - {f"{name}-key" for name in names}
+    return names
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_killed_tls_runs_again_wherever_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_before: bool
+) -> None:
+    """No half of a pair is left over, which would block the second run, and no file of an earlier run is touched."""
+    for number in range(1, 200):
+        folder = tmp_path / str(number)
+        if made_before:
+            assert run(folder, "Z=host9").exit_code == 0
+        before = {path: path.read_bytes() for path in folder.glob("*.pem")}
+        with monkeypatch.context() as patched:
+            kill = KilledAt(patched, number)
+            with suppress(Killed):
+                run(folder, "A=host1")
+        is_whole = folder.exists() and {"A.pem", "A-key.pem"} <= {path.name for path in folder.iterdir()}
+        assert is_whole or run(folder, "A=host1").exit_code == 0
+        assert run(folder, "B=host2").exit_code == 0
+        assert pairs(folder) == {"ca", "A", "B"} | ({"Z"} if made_before else set())
+        assert not list(folder.glob("*.part"))
+        assert all(path.read_bytes() == data for path, data in before.items())
+        if kill.left > 0:
+            assert number > 15
+            return
+    pytest.fail("it never ends")
+
+
+@pytest.mark.parametrize("file", ["revoked.txt", "issued.txt"])
+def test_line_added_after_a_torn_one_counts(tmp_path: Path, file: str) -> None:
+    """An earlier release, or an editor, has left a last line without a line feed: nothing may be glued to it."""
+    assert run(tmp_path, "--client", "app", "--client", "web").exit_code == 0
+    assert run(tmp_path, "--revoke", "app").exit_code == 0
+    torn = (tmp_path / file).read_text() + "1234ABCD"
+    (tmp_path / file).write_text(torn)
+    assert run(tmp_path, "--client", "new", "--revoke", "web").exit_code == 0
+    assert run(tmp_path, "--revoke", "new").exit_code == 0
+    gone = read_revoked((tmp_path / "revoked.txt").read_text())
+    assert {serial(tmp_path / f"{name}.pem") for name in ("app", "web", "new")} <= gone
+    assert (tmp_path / file).read_text().startswith(torn + "\n")
+
+
+def test_list_of_revoked_certificates_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node reads the old list or the new one; what a kill leaves is the old one."""
+    assert run(tmp_path, "--client", "app", "--client", "web").exit_code == 0
+    assert run(tmp_path, "--revoke", "app").exit_code == 0
+    found = tmp_path / "revoked.txt"
+    found.chmod(0o640)
+    for number in range(1, 100):
+        before = found.read_bytes()
+        with monkeypatch.context() as patched:
+            kill = KilledAt(patched, number)
+            with suppress(Killed):
+                run(tmp_path, "--revoke", "web")
+        if found.read_bytes() != before:
+            assert kill.left <= 1, "the last call makes the new name durable"
+            break
+    assert {serial(tmp_path / "app.pem"), serial(tmp_path / "web.pem")} == read_revoked(found.read_text())
+    assert found.stat().st_mode & 0o777 == 0o640

@@ -63,7 +63,7 @@ def test_anchor_reveals_later_changes_of_the_journal(cluster: LocalCluster, tmp_
 
     cluster.nodes[2].kill()  # a majority is enough, and the missing node is named
     with log.open("ab") as torn:
-        torn.write(b'{"statement": "{')  # a program was killed while it wrote the anchor
+        torn.write(b'{"statement": "{' + bytes(9))  # the power failed while a program wrote the anchor
     done = program("anchor", cluster.url(), str(log))
     assert (done.returncode, "anchor 2: " in done.stdout, "confirmed by A, B" in done.stdout) == (0, True, True)
     assert "C has not confirmed it: " in done.stderr

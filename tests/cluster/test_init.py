@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from bedrockish import connect
+from bedrockish.cli.init import init
 from bedrockish.config.config import build
 from tests.forked import program
 from tools.cluster import clean_environment, free_ports
@@ -204,3 +206,22 @@ def test_init_removes_the_folder_of_a_killed_init(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f".init-{ended.pid}-x, which an init that was killed has left" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".init-{os.getpid()}-x", "new"]
+
+
+def test_new_cluster_is_durable_when_init_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut after the command would otherwise leave empty files, under their final names."""
+    synced = dict[int, int]()  # inode -> when it was last synced
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        synced[os.fstat(file).st_ino] = time.monotonic_ns()
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    folder = tmp_path / "deep" / "down" / "try"
+    assert CliRunner().invoke(init, [str(folder), "127.0.0.1:7401", "127.0.0.1:7402", "--tls"]).exit_code == 0
+    for path in [folder, *folder.rglob("*"), folder.parent, folder.parent.parent, tmp_path]:
+        found = path.stat()
+        assert synced.get(found.st_ino, 0) > 0, f"{path} was synced"
+        if path.is_file():
+            assert found.st_size, f"{path} has its content"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import apsw
 
+from bedrockish.common.durable_files import sync
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.database_file import INCREMENTAL, RECOVERY_MS, FileLock
 from bedrockish.engine.storage.rename_copy import put_in_place
-from bedrockish.engine.storage.wal import sync
 from bedrockish.errors import ConfigError
 from bedrockish_journal.storage.store import heads
 from bedrockish_journal.storage.vector_modules import Connection

@@ -13,11 +13,12 @@ from typing import Any
 
 import apsw
 
+from bedrockish.common.durable_files import sync
 from bedrockish.engine.storage.database_file import RECOVERY_MS, FileLock
 from bedrockish.engine.storage.refill import GoOn, refill_path, watched
 from bedrockish.engine.storage.rename_copy import replace_file
 from bedrockish.engine.storage.scratch_files import MOMENT, check_room, remove, size_of
-from bedrockish.engine.storage.wal import copy_file, sync
+from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import Prepare

@@ -12,9 +12,10 @@ from typing import Any
 
 import apsw
 
+from bedrockish.common.durable_files import sync
 from bedrockish.core.protocol.health import UNPROVEN, Alarm, encode_alarm
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.wal import changing, sync
+from bedrockish.engine.storage.wal import changing
 from bedrockish.errors import ConfigError
 from bedrockish_journal.feed.change_feed import cursor_of_copy
 from bedrockish_journal.model.errors import JournalFileError

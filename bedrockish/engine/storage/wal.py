@@ -13,6 +13,7 @@ from pathlib import Path
 
 import apsw
 
+from bedrockish.common.durable_files import sync
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lacks_room
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
 from bedrockish_journal.storage.vector_modules import Connection
@@ -312,15 +313,6 @@ class Wal:
                 self._take_log_along()
             os.close(self._fd)
             self._fd = -1
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable; no connection of this process may have the file open."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def create_private(path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Small files that a kill or a power cut leaves as they were, or whole: each is written under another name first."""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+PART = ".part"  # appended to the name of a file until it is whole and durable
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a directory, durable; no connection of this process may have the file open."""
+    if os.name == "nt":
+        return  # Windows opens no directory, and runs no node
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def part_of(path: Path) -> Path:
+    """Return the name under which a file is written."""
+    return path.with_name(path.name + PART)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents durably, unless it is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def write_part(path: Path, data: bytes, mode: int) -> None:
+    """Write the content of a file under its other name, durably; ``finish`` gives the file its own name.
+
+    Until the file has its mode, only its owner can read it.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    part = part_of(path)
+    try:
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def finish(*paths: Path) -> None:
+    """Give files in one folder their own names, in this order, durably.
+
+    Raises:
+        OSError: a file cannot be renamed.
+    """
+    for path in paths:
+        os.replace(part_of(path), path)
+    sync(paths[0].parent)
+
+
+def add_lines(path: Path, lines: Iterable[str]) -> None:
+    """Add lines to a text file, all or none, durably; a last line without a line feed gets one.
+
+    Raises:
+        OSError: the file cannot be written; it is unchanged.
+    """
+    path = path.resolve()
+    old = path.read_bytes() if path.exists() else b""
+    if old and not old.endswith(b"\n"):
+        old += b"\n"
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+    write_part(path, old + "".join(f"{line}\n" for line in lines).encode(), mode)
+    finish(path)

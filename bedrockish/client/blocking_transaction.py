@@ -43,6 +43,10 @@ class BlockingTransaction:
         """Raise the error of a statement that ``one`` has run; see ``Transaction.fail``."""
         self._opened.fail(one, error)
 
+    def lose(self, error: BedrockishError) -> None:
+        """Raise this error at each further call; see ``Transaction.lose``."""
+        self._opened.lose(error)
+
     executemany = blocking("_opened", Transaction.executemany)
 
     def run(self, statements: Sequence[str | tuple[str, Params]], *, timeout: float | None = None) -> list[Rows]:

@@ -186,6 +186,10 @@ class Transaction:
             return None
         return None if options.temporary.asked or options.values.settings else local.find(self.command)
 
+    def lose(self, error: BedrockishError) -> None:
+        """Raise this error at each further call until ``rollback``: by it, the program lost its transaction."""
+        self._is_open, self._error = False, error
+
     def fail(self, one: "LocalTransaction", error: BaseException) -> NoReturn:
         """Update the state after a statement of ``one`` has failed; raise the error for the caller."""
         assert self._local is not None

@@ -431,6 +431,7 @@ class Session:
                 if again.retry:
                     continue
             opened.rollback()
+            opened.lose(error)  # the program gets the conflict at its next call, too, and knows that it may try again
             return False
         return False
 

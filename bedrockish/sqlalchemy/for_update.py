@@ -7,7 +7,7 @@ for update, the transaction that commits later loses and can run again, in snaps
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, tuple_, update
+from sqlalchemy import Alias, Select, Table, tuple_, update
 from sqlalchemy.exc import CompileError
 
 UNSUPPORTED = "FOR UPDATE: {}; select the rows of one table that has a primary key, or write a row that both change"
@@ -25,18 +25,17 @@ def claim_of(statement: Any, params: dict[str, Any]) -> Any:
     wanted = getattr(statement, "_for_update_arg", None)
     if wanted is None or wanted.read or not isinstance(statement, Select) or not statement.get_final_froms():
         return None  # a statement without a table selects no row to write
-    table = _table(statement, wanted.of)
-    keys: list[ColumnElement[Any]] = list(table.primary_key)
+    source = _source(statement, wanted.of)
+    table: Any = source.element if isinstance(source, Alias) else source
+    keys = list(source.primary_key)
     if not keys:
         raise CompileError(UNSUPPORTED.format(f"the table {table.name} has no primary key"))
     selected = _without_lock(statement).with_only_columns(*keys, maintain_column_froms=True).params(params)
-    key = keys[0] if len(keys) == 1 else tuple_(*keys)
-    return (
-        update(table)
-        .where(key.in_(selected))
-        .values({keys[0].name: keys[0]})
-        .execution_options(synchronize_session=False)
-    )
+    found = list(table.primary_key)
+    key = found[0] if len(found) == 1 else tuple_(*found)
+    # A column with ``onupdate`` is named, so that it keeps its value.
+    kept = {column: column for column in table.columns if column is found[0] or column.onupdate is not None}
+    return update(table).where(key.in_(selected)).values(kept).execution_options(synchronize_session=False)
 
 
 def _without_lock(statement: Select[Any]) -> Select[Any]:
@@ -45,15 +44,12 @@ def _without_lock(statement: Select[Any]) -> Select[Any]:
     return plain
 
 
-def _table(statement: Select[Any], of: Any) -> Table:
-    """Return the table whose rows are selected: the table that FOR UPDATE OF names, else the first table."""
+def _source(statement: Select[Any], of: Any) -> Any:
+    """Return the table whose rows are selected, or its alias: the one that FOR UPDATE OF names, else the first one."""
     named = [getattr(one, "table", one) for one in of or ()]
     for found in [*named, *statement.get_final_froms()]:
-        while not isinstance(found, Table):
-            inner = getattr(found, "left", None)
-            if inner is None:
-                break
-            found = inner
-        if isinstance(found, Table):
+        while getattr(found, "left", None) is not None:
+            found = found.left
+        if isinstance(found.element if isinstance(found, Alias) else found, Table):
             return found
     raise CompileError(UNSUPPORTED.format("the statement selects from no table"))

@@ -276,6 +276,40 @@ def test_for_update_makes_two_transactions_that_select_one_row_conflict(engine: 
         two.commit()
 
 
+def test_for_update_changes_no_value(engine: Engine) -> None:
+    """A column with ``onupdate`` got a new value from a SELECT, and a column's key was taken for its name."""
+    metadata = MetaData()
+    job = Table(
+        "job",
+        metadata,
+        Column("Id", Integer, key="id", primary_key=True),
+        Column("Changed", Integer, key="changed", onupdate=lambda: 9),
+        Column("n", Integer, onupdate=text("n + 1")),
+    )
+    metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(job.insert(), {"id": 1, "changed": 1, "n": 1})
+        assert connection.execute(job.select().with_for_update()).one() == (1, 1, 1)
+    with engine.connect() as connection:
+        assert connection.execute(job.select()).one() == (1, 1, 1)
+
+
+def test_for_update_of_an_alias_makes_transactions_conflict(engine: Engine) -> None:
+    item = Table("item", MetaData(), Column("id", Integer, primary_key=True), Column("above", Integer))
+    item.metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(item.insert(), [{"id": 1, "above": 0}, {"id": 2, "above": 1}])
+    upper, lower = item.alias(), item.alias()
+    joined = lower.join(upper, lower.c.above == upper.c.id)
+    with engine.connect() as one, engine.connect() as two:
+        locked = select(lower.c.id).select_from(joined).where(upper.c.id == 1).with_for_update(of=upper)
+        assert one.execute(locked).scalar_one() == 2
+        assert two.execute(upper.select().where(upper.c.id == 1).with_for_update()).one() == (1, 0)
+        one.commit()
+        with pytest.raises(OperationalError, match="run it again"):
+            two.commit()
+
+
 def test_for_update_without_a_table_locks_no_row(engine: Engine) -> None:
     with engine.begin() as connection:
         assert connection.execute(select(1).with_for_update()).scalar() == 1

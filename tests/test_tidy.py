@@ -29,6 +29,7 @@ JOURNAL = "bedrockish_journal !bedrockish_journal.spark !bedrockish_journal.audi
 MAY_IMPORT = {
     "net": f"bedrockish_net cbor2 {IO}",
     "net/bedrockish_net/handshake.py": "bedrockish_net trio",
+    "net/bedrockish_net/listening.py": "trio",
     "net/bedrockish_net/local_socket.py": "",
     "net/bedrockish_net/stream.py": "bedrockish_net trio",
     "net/bedrockish_net/read_loop.py": "select trio",

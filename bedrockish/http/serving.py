@@ -3,7 +3,7 @@
 import logging
 import socket
 import ssl
-from typing import cast
+from typing import Any, cast
 
 import trio
 
@@ -14,6 +14,7 @@ from bedrockish.http.app import make_app
 from bedrockish.http.connections import Connection, serve_connections
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.runtime import Runtime
+from bedrockish_net.listening import LACKING
 
 logger = logging.getLogger(__name__)
 
@@ -109,15 +110,26 @@ async def listen(address: Address) -> socket.socket:
         found = await trio.socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, where = found[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(where)
-            listener.listen(BACKLOG)
-        except OSError:
-            listener.close()
-            raise
+        for one in found[:-1]:
+            try:
+                return _listen_on(one)
+            except OSError as error:  # the machine may lack one of the addresses, such as ``::1`` of ``localhost``
+                if error.errno not in LACKING:
+                    raise
+        return _listen_on(found[-1])
     except OSError as error:
         raise ConfigError(f"http: {address} cannot be used: {error.strerror}; choose another address") from error
+
+
+def _listen_on(found: tuple[Any, ...]) -> socket.socket:
+    """Listen on an address that ``getaddrinfo`` has found."""
+    family, kind, protocol, _, where = found
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     return listener

@@ -23,6 +23,7 @@ from bedrockish_net.handshake import Admits, Trusts
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.link_texts import address_text
+from bedrockish_net.listening import LACKING, open_listeners
 from bedrockish_net.read_loop import Courtesy, ReadLoop
 from bedrockish_net.stream import Link
 from bedrockish_net.tls import certificate_end
@@ -345,12 +346,17 @@ class Mesh:
     async def _listen(self) -> list[trio.SocketListener]:
         where = address_text(self._host or "*", self._port)
         try:
-            return await trio.open_tcp_listeners(self._port, host=self._host)
+            return await open_listeners(self._host, self._port)
         except socket.gaierror as error:
             raise ListenError(f"cannot listen on {where}: the name is unknown here; give an address instead") from error
         except OverflowError as error:
             raise ListenError(f"cannot listen on {where}: a port is a number from 0 to 65535") from error
         except OSError as error:
+            if error.errno in LACKING:
+                raise ListenError(
+                    f"cannot listen on {where}: this machine does not have the address; give one of its own "
+                    "(list them with: ip address)"
+                ) from error
             raise ListenError(
                 f"cannot listen on {where}: {error.strerror or error}; stop the program that has it "
                 f"(find it with: ss -ltnp 'sport = :{self._port}'), or choose another host or port"

@@ -9,10 +9,14 @@ from contextlib import suppress
 import pytest
 import trio
 
+from bedrockish.api.url import Address
+from bedrockish.errors import ConfigError
 from bedrockish.http import connections
 from bedrockish.http.messages import Reply, Request, Write
 from bedrockish.http.parsing import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, Parser
+from bedrockish.http.serving import listen
 from tests.http.conftest import Asker
+from tests.net.links import Names
 
 cluster_test = pytest.mark.cluster
 
@@ -39,6 +43,15 @@ async def body_of(request: Request) -> bytes:
 
 
 # --- the parser -------------------------------------------------------------------------------------------------------
+
+
+async def test_http_listens_on_an_address_of_its_name_that_the_machine_has() -> None:
+    trio.socket.set_custom_hostname_resolver(Names("192.0.2.1", "127.0.0.1"))
+    with await listen(Address("localhost", 0)) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    trio.socket.set_custom_hostname_resolver(Names("192.0.2.1"))
+    with pytest.raises(ConfigError, match="http: localhost:0 cannot be used"):
+        await listen(Address("localhost", 0))
 
 
 async def test_request_that_arrives_byte_by_byte_is_parsed_as_one() -> None:

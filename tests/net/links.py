@@ -1,7 +1,9 @@
 """Links of tests: to a node, and from a client to a test."""
 
+import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import trio
 
@@ -25,3 +27,16 @@ async def accept_link(
     """Take a link on a stream."""
     limits = limits or Limits()
     return Link(*await handshake.accept(stream, local, welcome or (lambda _: local), limits, None), limits)
+
+
+class Names(trio.abc.HostnameResolver):
+    """Resolves each name to the given addresses, in this order, as a file of hosts does."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = addresses
+
+    async def getaddrinfo(self, host: Any, port: Any, *rest: Any, **more: Any) -> Any:
+        return [found for one in self.addresses for found in socket.getaddrinfo(one, port, type=socket.SOCK_STREAM)]
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
+        return socket.getnameinfo(sockaddr, flags)

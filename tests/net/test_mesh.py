@@ -19,7 +19,7 @@ from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.mesh import Mesh, MeshEvent, PeerDown, PeerUp, Received
 from bedrockish_net.stream import Link
-from tests.net.links import dial_link
+from tests.net.links import Names, dial_link
 from tools.cluster import free_ports
 
 HOST = "127.0.0.1"
@@ -270,6 +270,20 @@ async def test_mesh_listens_on_ipv6() -> None:
     async with running(a):
         link = await dial_link("::1", a.mesh.addresses[0][1], Hello("B", "shop"))
         await link.aclose()
+
+
+async def test_mesh_listens_on_those_addresses_of_its_name_that_the_machine_has() -> None:
+    """Containers without IPv6 often have ``::1`` as the first address of ``localhost`` in their hosts file."""
+    trio.socket.set_custom_hostname_resolver(Names("192.0.2.1", "127.0.0.1"))  # 192.0.2.1 is reserved for documents
+    a = Node("A", {"A": 0, "B": 1}, host="localhost")
+    async with running(a):
+        assert [host for host, _ in a.mesh.addresses] == ["127.0.0.1"]
+
+
+async def test_address_of_another_machine_is_no_address_to_listen_on() -> None:
+    mesh = Mesh(Hello("A", "shop"), {}, on_event=lambda _: None, draw=lambda: 0.5, host="192.0.2.1", port=0)
+    with pytest.raises(ListenError, match="does not have the address; give one of its own"):
+        await mesh.run()
 
 
 async def test_peer_that_repeats_malformed_messages_is_refused_for_a_doubling_time(autojump_clock: MockClock) -> None:

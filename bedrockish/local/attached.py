@@ -8,6 +8,7 @@ import apsw
 from bedrockish.errors import SqlError
 from bedrockish.sqltext.attach import Order
 from bedrockish_journal.storage.table_layout import quote
+from bedrockish_journal.storage.unfinished import roll_back
 
 OWN = ("main", "temp")
 
@@ -59,5 +60,11 @@ class Attached:
             db.execute(f"DETACH {quote(name)}")
         for name in self._paths.keys() - have:
             uri = f"file:{in_uri(self._paths[name])}?mode=ro&vfs=unix".replace("'", "''")
-            db.execute(f"ATTACH '{uri}' AS {quote(name)}")
+            attach = f"ATTACH '{uri}' AS {quote(name)}"
+            try:
+                db.execute(attach)
+            except apsw.ReadOnlyError as error:
+                if not roll_back(self._paths[name], error):
+                    raise
+                db.execute(attach)
             db.execute(f"SELECT 1 FROM {quote(name)}.sqlite_schema LIMIT 1").fetchall()

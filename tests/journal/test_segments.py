@@ -1,5 +1,6 @@
 """Segments: pieces of a journal in files of their own, from which any moment can be restored."""
 
+import os
 import random
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +24,7 @@ from bedrockish_journal.storage.store import open_readonly, scan
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.restore import choose, restore
 from tests.journal.test_restore import Lived, at, complete, copy
+from tests.journal.unfinished import leave_unfinished
 from tests.journal.world import World
 
 
@@ -186,3 +188,30 @@ async def test_segment_includes_unsafe_entries_before_a_safe_one_with_their_base
         assert db.execute("SELECT text FROM note").fetchall() == [("note 1",)]
     assert made.later == 2
     world.close()
+
+
+def test_backup_whose_writer_was_killed_as_it_finished_a_segment_can_be_restored(lived: Lived, tmp_path: Path) -> None:
+    """If the cluster is lost as well, no later run can finish the segment."""
+    folder = tmp_path / "kept"
+    leave_unfinished(written(folder, lived)[-1])
+    snapshot, journals, until = choose(folder, None)
+    assert until is not None
+    assert restore(snapshot, tmp_path / "end.db", journals=journals, until=until).digest == digest(lived.path("C"))
+
+
+def test_names_of_a_segment_are_durable_before_its_first_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite ignores a failed sync of the folder: then a power cut would bring a used rollback journal back."""
+    synced: list[set[str]] = []
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        synced.append({path.name for path in tmp_path.glob("journal-*")})
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    segment = create(tmp_path / "journal-000001.db", {}, 0, b"x")
+    assert synced == [{"journal-000001.db"}] * 2, "after the rename, and after the change of mode"
+    segment.close(finish=True)
+    assert synced[-1] == {"journal-000001.db"}

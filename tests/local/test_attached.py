@@ -9,6 +9,7 @@ import pytest
 import bedrockish
 import bedrockish.dbapi as dbapi
 from bedrockish.errors import SqlError, UnsupportedError, UsageError
+from tests.journal.unfinished import leave_unfinished
 
 pytestmark = pytest.mark.cluster
 
@@ -19,6 +20,14 @@ def other(tmp_path: Path) -> Path:
     with closing(sqlite3.connect(path)) as db:
         db.executescript("CREATE TABLE x(id INTEGER PRIMARY KEY, word); INSERT INTO x VALUES (1, 'one'), (2, 'two')")
     return path
+
+
+def test_attached_file_of_a_killed_program_is_rolled_back_first(other: Path) -> None:
+    leave_unfinished(other)
+    with bedrockish.node() as node, node.connect() as db:
+        db.execute("ATTACH ? AS other", [str(other)])
+        assert db.execute("SELECT count(*) FROM other.x").value() == 2
+        assert db.execute("SELECT name FROM other.sqlite_schema").rows == [("x",)]
 
 
 def test_attached_files_are_read_and_copied_from(other: Path) -> None:

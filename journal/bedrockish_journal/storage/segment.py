@@ -52,6 +52,7 @@ class Segment:
         self._db.set_busy_timeout(store.BUSY_MS)
         self._db.pragma("journal_mode", "wal")  # readers and the writer do not wait for each other
         self._db.pragma("synchronous", "full")
+        _sync_names(path)  # else a power cut brings the rollback journal of the change of mode back
         self.heads = ends(self._db)
         self.safe = int(store.read_meta(self._db, "safe") or 0)
         self.bootstrap = bytes(store.read_meta(self._db, "bootstrap") or b"")
@@ -88,6 +89,7 @@ class Segment:
         if finish:
             self._db.pragma("journal_mode", "delete")
         self._db.close()
+        _sync_names(self.path)
 
 
 def create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, bootstrap: bytes) -> Segment:
@@ -121,3 +123,13 @@ def _create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, boots
             [(leader, tick, digest) for leader, (tick, digest) in sorted(heads.items())],
         ).fetchall()
     os.rename(part, path)
+    _sync_names(path)
+
+
+def _sync_names(path: Path) -> None:
+    """Make the names in the folder of a file durable."""
+    folder = os.open(path.absolute().parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

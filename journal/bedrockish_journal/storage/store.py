@@ -28,6 +28,7 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.packing import DDL as PACKED_DDL
 from bedrockish_journal.storage.packing import ENTRIES_MAX, FUNCTION, PACK_BYTES, Unpacker, install
 from bedrockish_journal.storage.row import COLUMNS, Stored, hashed_entry
+from bedrockish_journal.storage.unfinished import roll_back
 from bedrockish_journal.storage.vector_modules import Connection
 
 DDL = """
@@ -328,7 +329,8 @@ def read_meta(db: apsw.Connection, key: str) -> Any:
 def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
     """Return a connection that reads any SQLite file, even one that a running node writes or a killed node left.
 
-    Nothing is written into the database; SQLite may create a ``-shm`` file next to it.
+    Nothing is written into the database, except that a transaction is rolled back that a killed process has left
+    unfinished (see ``unfinished``); SQLite may create a ``-shm`` file next to it.
 
     Raises:
         FileMissingError: the file does not exist.
@@ -351,21 +353,32 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
     writable = os.access(os.path.dirname(os.path.abspath(name)), os.W_OK)
     at_rest = not writable and not os.path.exists(f"{name}-wal")
     uri = f"file:{quote(os.path.abspath(name))}?mode=ro" + ("&immutable=1" if at_rest else "")
-    db: apsw.Connection | None = None
     try:
-        db = Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-        db.set_busy_timeout(BUSY_MS)
-        db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        try:
+            return _opened(uri)
+        except apsw.ReadOnlyError as error:
+            if not roll_back(name, error):
+                raise
+        return _opened(uri)
     except apsw.Error as error:
-        if db is not None:
-            db.close()
         if isinstance(error, apsw.NotADBError | apsw.CorruptError):
             raise NotDatabaseError(
                 name, f"{name} is not a SQLite database ({error}); restore it from a backup or fill the node again"
             ) from error
         raise FileUnreadableError(
-            name, f"{name} cannot be read ({error}); copy it and its -wal to a directory of yours and read that"
+            name,
+            f"{name} cannot be read ({error}); copy it and its -wal and -journal to a directory of yours and read that",
         ) from error
+
+
+def _opened(uri: str) -> apsw.Connection:
+    db = Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        db.set_busy_timeout(BUSY_MS)
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    except apsw.Error:
+        db.close()
+        raise
     return db
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import apsw
 
+from bedrockish_journal.storage.unfinished import roll_back
+
 VEC0, VEC1 = "vec0", "vec1"
 VECTORS = (VEC0, VEC1)
 PACKAGES = {VEC0: "sqlite-vec", VEC1: "apsw"}
@@ -50,7 +52,7 @@ SqliteError = apsw.Error
 
 
 def open_to_read(path: Path) -> Connection:
-    """Open a database file read-only.
+    """Open a database file read-only; first, a transaction that a killed program has left unfinished is rolled back.
 
     Raises:
         SqliteError: the file cannot be opened.
@@ -58,6 +60,12 @@ def open_to_read(path: Path) -> Connection:
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     db = Connection(f"{path.absolute().as_uri()}?mode=ro", flags=flags)
     db.set_busy_timeout(5_000)  # milliseconds
+    try:
+        db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+    except apsw.ReadOnlyError as error:
+        roll_back(path, error)
+    except apsw.Error:
+        pass  # the first read reports it
     return db
 
 

@@ -61,16 +61,30 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
         # Several threads may read, one after the other: DuckDB, for example, reads the batches in its own thread.
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)) as db:
             db.text_factory = partial(str, encoding="utf-8", errors="replace")
+            _roll_back(db, path)
             if not _has_table(db, "bedrockish_journal"):
                 raise NoJournalError(path, f"{path} is a database without a journal; give the file of a node")
             install(db, lambda name, function: db.create_function(name, 3, function))
             yield db
     except sqlite3.OperationalError as error:
         raise FileUnreadableError(
-            path, f"{path} cannot be read ({error}); copy it and its -wal to a directory of yours and read that"
+            path,
+            f"{path} cannot be read ({error}); copy it and its -wal and -journal to a directory of yours and read that",
         ) from error
     except sqlite3.DatabaseError as error:
         raise NotDatabaseError(path, f"{path} is damaged ({error}); run `bedrockish journal verify` on it") from error
+
+
+def _roll_back(db: sqlite3.Connection, path: str) -> None:
+    """Roll back a transaction that a killed process has left unfinished in a file; SQLite needs a writer for that."""
+    try:
+        db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        uri = f"file:{quote(os.path.abspath(path))}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as writer:
+            writer.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
 
 
 def _has_table(db: sqlite3.Connection, name: str) -> bool:

@@ -1,0 +1,52 @@
+"""A file that a killed process has left in the middle of a transaction can be read: SQLite needs a writer for that."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bedrockish_journal.model.errors import FileUnreadableError
+from bedrockish_journal.spark.source.files import open_file
+from bedrockish_journal.storage import store
+from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.storage.vector_modules import open_to_read
+from tests.journal.test_restore import Lived, copy
+from tests.journal.unfinished import leave_unfinished
+
+COUNT = "SELECT count(*), (SELECT count(*) FROM sqlite_master WHERE name = 'unfinished') FROM bedrockish_journal"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return copy(Lived(tmp_path, 6).path("A"), tmp_path / "copy.db")
+
+
+def by_spark(path: Path) -> Any:
+    with open_file(str(path)) as db:
+        return db.execute(COUNT).fetchone()
+
+
+def by_apsw(opened: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    def read(path: Path) -> Any:
+        with closing(opened(path)) as db:
+            return db.execute(COUNT).fetchone()
+
+    return read
+
+
+@pytest.mark.parametrize("read", [by_apsw(open_readonly), by_apsw(open_to_read), by_spark])
+def test_unfinished_transaction_of_a_killed_process_is_rolled_back(file: Path, read: Callable[[Path], Any]) -> None:
+    before = read(file)
+    journal = leave_unfinished(file)
+    assert (read(file), before[1]) == (before, 0)
+    assert not journal.exists()
+
+
+def test_file_that_cannot_be_rolled_back_names_the_files_to_copy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This user may not write it."""
+    leave_unfinished(file)
+    monkeypatch.setattr(store, "roll_back", lambda *_: False)
+    with pytest.raises(FileUnreadableError, match="copy it and its -wal and -journal to a directory of yours"):
+        open_readonly(file)

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from bedrockish.engine.storage.database_file import SQLITE_VERSION_MIN
 from bedrockish.errors import UsageError
 from bedrockish.transfer.load_database import BATCH_ROWS, batches, open_source, read_plan
 from tests.test_tidy import ROOT
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
 from tools.bootstrap import read_lock, wanted_groups
+from tools.bounds import oldest
 from tools.cluster import DemoError, LocalCluster, clean_environment
 from tools.demonstration.check import Check, check_file
 from tools.demonstration.cluster import DATABASE
@@ -70,6 +72,13 @@ def test_lock_file_pins_every_declared_dependency() -> None:
     assert {re.split(r"[\[<>=~! ]", line)[0].replace("_", "-") for line in wanted} <= set(names)
     only = {line.partition("==")[0]: line.partition("; ")[2] for line in pins if ";" in line}
     assert only == markers([line for line in wanted if "python_version" in line]), "and for which Pythons it is"
+
+
+def test_oldest_packages_have_the_sqlite_that_a_node_needs() -> None:
+    """With another bound pip leaves an older APSW in place, and no node starts."""
+    versions = oldest()
+    assert len(versions) > 10
+    assert versions["apsw"] == ".".join(map(str, (*SQLITE_VERSION_MIN, 0)))
 
 
 def test_bytecode_is_cached_despite_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

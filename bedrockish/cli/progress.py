@@ -38,8 +38,11 @@ class _Name(TextColumn):
 @contextmanager
 def progress_bar() -> Iterator[Told]:
     """Show a bar for each reported work, on standard error if that is a terminal."""
+    if not sys.stderr.isatty():  # before version 14.3, rich ends a disabled bar with an empty line
+        yield lambda what, done, total: None  # noqa: ARG005
+        return
     columns = (_Name(), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()) as bars:
+    with Progress(*columns, console=Console(file=sys.stderr)) as bars:
         known: dict[str, object] = {}
 
         def told(what: str, done: int, total: int) -> None:

@@ -229,10 +229,10 @@ def test_a_commit_over_the_limit_of_a_files_size_waits_for_room(
 
 
 def test_an_old_sqlite_is_refused() -> None:
-    check_version("3.51.3")
+    check_version("3.54.0")
     check_version("3.60.0")
-    with pytest.raises(ConfigError, match=r"SQLite 3\.51\.2 is too old, 3\.51\.3 is needed"):
-        check_version("3.51.2")
+    with pytest.raises(ConfigError, match=r"SQLite 3\.53\.4 is too old, 3\.54\.0 is needed"):
+        check_version("3.53.4")
 
 
 def test_other_program_cannot_write_the_file_of_an_open_engine(node: TestNode) -> None:

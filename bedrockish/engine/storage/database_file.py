@@ -29,7 +29,7 @@ from bedrockish_journal.storage.own_objects import strange_objects
 from bedrockish_journal.storage.vector_modules import PACKAGES, VECTORS, Connection, installed
 from bedrockish_journal.storage.virtual_tables import rebuild_indexes, virtual_tables
 
-SQLITE_VERSION_MIN = (3, 51, 3)  # an older version can lose commits if the WAL restarts while a checkpoint runs
+SQLITE_VERSION_MIN = (3, 54, 0)  # an older version reports 10.0 in a REAL column as 10 when the row is inserted
 READABLE_BY_OTHERS = 0o077
 INCREMENTAL = 2  # value of auto_vacuum with which free pages can be returned to the disk, some at a time
 CACHE_KIB = 64 << 10

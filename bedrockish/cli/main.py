@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from bedrockish_journal.model.errors import JournalError
 from bedrockish_net.errors import NetError
 
 DEBUG_VARIABLE = "BEDROCKISH_DEBUG"
+ABOUT = "SQLite on several machines: write to any of them, and it is right."
 OTHERS = 0o077
 WIDTH_MAX = 1_000  # characters: more than the first sentence of any help has
 USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
@@ -93,6 +95,7 @@ class Program(click.Group):
                 return None
             raise
         assert isinstance(command, click.Command)
+        _give_help(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -138,18 +141,31 @@ class Program(click.Group):
 def _first_sentence(place: str) -> str:
     """Return the first sentence of a command's help, read from the source of its module."""
     module, _, name = place.partition(":")
+    text = _docstrings(module).get(name) or getattr(import_module(module), name).help
+    return click.Command(name, help=text).get_short_help_str(WIDTH_MAX)
+
+
+def _docstrings(module: str) -> dict[str, str | None]:
+    """Return the docstrings of a module's functions by name, read from its source; empty without a source."""
     spec = find_spec(module)
     assert spec is not None
-    assert spec.origin is not None
-    functions = ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
-    helps = (ast.get_docstring(one) for one in functions if isinstance(one, ast.FunctionDef) and one.name == name)
-    return click.Command(name, help=next(helps)).get_short_help_str(WIDTH_MAX)
+    source = spec.loader.get_source(module) if isinstance(spec.loader, InspectLoader) else None
+    functions = ast.walk(ast.parse(source or ""))
+    return {one.name: ast.get_docstring(one) for one in functions if isinstance(one, ast.FunctionDef)}
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+def _give_help(command: click.Command) -> None:
+    """Give a command and its subcommands their help, if Python was started without docstrings (``-OO``)."""
+    if command.help is None and command.callback is not None:
+        command.help = _docstrings(command.callback.__module__).get(command.callback.__name__)
+        for one in command.commands.values() if isinstance(command, click.Group) else ():
+            _give_help(one)
+
+
+@click.group(cls=Program, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="bedrockish")
 def main() -> None:
-    """SQLite on several machines: write to any of them, and it is right."""
+    """Run the program."""
 
 
 def _open_standard_streams() -> None:

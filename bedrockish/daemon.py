@@ -30,7 +30,7 @@ from bedrockish.engine.storage.database_file import (
 from bedrockish.engine.storage.rebuild_indexes import rebuild_in_place
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.anchoring import Anchoring
-from bedrockish.node.admin.watching import Room, files_max
+from bedrockish.node.admin.watching import WriteCheck, files_max
 from bedrockish.node.client_session import serve_client
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.cluster.donor import Donor
@@ -107,7 +107,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 shortages = shortages if trio.current_time() - began < PAUSE_S_MAX else 0
                 leaf = _leaf(error)
                 limit = str(leaf) if str(leaf) == NO_MEMORY else why_refused(leaf)
-                room = Room(config.database, shortages, limit)
+                room = WriteCheck(config.database, shortages, limit)
                 shortages += 1
                 logger.error("the node waits, and answers with the reason: %s (%s)", room.why, _leaf(error))
                 await wait_in_the_open(config, credentials, room, load_http("waiting") if config.http else None)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -192,6 +193,12 @@ PROSE_FAULTS_MAX = {
     "README.md": 0,
     "CHANGELOG.md": 0,
     "CONTRIBUTING.md": 0,
+}
+# Names that several classes share: those that PEP 249 and users know from every interface, and kinds of messages,
+# events, effects and calls, which are written with their module, as in ``say.Ask`` and ``on.Received``.
+SHARED_NAMES = {
+    *("Connection", "Cursor", "InternalError", "Node", "Session", "Transaction"),
+    *("Ask", "Execute", "Failed", "PeerDown", "PeerUp", "Received", "Send"),
 }
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -399,6 +406,17 @@ def test_files_are_short() -> None:
     """A file has one reason to exist, and fits into a head. Docstrings, comments and empty lines do not count."""
     long = [path for path in sources() if path.read_bytes().count(b"\n") > FILE_LINES_MAX]
     assert not {name(path): size for path in long if (size := code_lines(path)) > FILE_LINES_MAX}
+
+
+def test_a_name_of_a_class_names_one_class() -> None:
+    places = defaultdict[str, list[str]](list)
+    for path in sources():
+        if name(path).startswith(("bedrockish/", "journal/", "net/")):
+            for node in tree(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(name(path))
+    assert not {one: found for one, found in places.items() if len(found) > 1 and one not in SHARED_NAMES}
+    assert all(len(places[one]) > 1 for one in SHARED_NAMES), "leave out names that one class has"
 
 
 def code_lines(path: Path) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.derived_documents import DerivedDocuments
-from bedrockish.access_sets.table_layout import Table, Tables
+from bedrockish.access_sets.table_layout import CapturedTable, Tables
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnsupportedError
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, same_row
 from bedrockish_journal.storage.table_layout import quote
@@ -49,7 +49,7 @@ class Capture:
 
     def __init__(self, db: apsw.Connection, limit_bytes: int) -> None:
         self._db, self._limit = db, limit_bytes
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, CapturedTable] = {}
         self._shadows: Mapping[str, str] = {}
         self._chunks: Mapping[str, str] = {}
         self._noticed: set[str] | None = None
@@ -352,7 +352,7 @@ def mistyped(table: str, column: str, kind: str) -> SqlError:
 _TYPES = {"text": str, "integer": int, "real": float, "blob": bytes}
 
 
-def _check_auxiliary(table: Table, row: Row) -> None:
+def _check_auxiliary(table: CapturedTable, row: Row) -> None:
     for place, kind in table.own.auxiliary.items():
         if row[place] is not None and type(row[place]) is not _TYPES.get(kind):
             raise mistyped(table.name, table.columns[place], kind)
@@ -367,7 +367,7 @@ def _too_much_to_search(table: str) -> TooLargeError:
     )
 
 
-def _as_reals(table: Table, row: Row | None) -> Row | None:
+def _as_reals(table: CapturedTable, row: Row | None) -> Row | None:
     if row is None:
         return None
     for place in table.reals:

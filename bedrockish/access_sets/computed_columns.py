@@ -12,11 +12,11 @@ import apsw
 
 from bedrockish.access_sets.catalog import ROWID, Index, Prepare, Table
 from bedrockish.access_sets.key_encoding import KNOWN_COLLATIONS
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, tokens
 from bedrockish_journal.model.changes import Row, Value
 from bedrockish_journal.storage.schema_steps import enforce_checks
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 
 
 class Scratch:
@@ -30,7 +30,7 @@ class Scratch:
         """Return the evaluator of these expressions for a table's rows; None if SQLite cannot evaluate them here."""
         try:
             if self._db is None:
-                self._db = Connection(":memory:")
+                self._db = ModuleConnection(":memory:")
                 self._db.execute(f"PRAGMA encoding = '{self._encoding}'")  # CAST(text AS BLOB) depends on the encoding
                 self._prepare(self._db)
                 enforce_checks(self._db, on=False)
@@ -119,7 +119,7 @@ def indexed_expressions(sql: str) -> list[str] | None:
         found = tokens(sql)
     except NotTokensError:
         return None
-    pieces: list[list[Token]] = [[]]
+    pieces: list[list[SqlToken]] = [[]]
     depth = 0
     for token in found:
         if token.text == ")":

@@ -34,7 +34,7 @@ from bedrockish.access_sets.opcodes import (
     Op,
     jump_targets,
 )
-from bedrockish.access_sets.register_values import Atom, Cell, Program, Registers
+from bedrockish.access_sets.register_values import Atom, BytecodeProgram, Cell, Registers
 from bedrockish.access_sets.virtual_reads import VIRTUAL, virtual_reads
 from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
@@ -72,7 +72,7 @@ Fields = tuple[FieldValues, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class KeyInterval:
     """An interval of the keys of a table or index."""
 
     object: str  # ``t:NAME`` or ``i:NAME``
@@ -107,12 +107,12 @@ class Access:
 class Dependent:
     """A read that depends on rows read before."""
 
-    coarse: Access  # an interval that contains the read, whatever the rows read before
-    fine: Access  # the narrower interval, with ends that use columns of the rows read before
+    coarse: KeyInterval  # an interval that contains the read, whatever the rows read before
+    fine: KeyInterval  # the narrower interval, with ends that use columns of the rows read before
     reasons: tuple[tuple[str, str], ...]  # why ``coarse`` may be too wide, each with the object
 
 
-def points_of(access: Access) -> Callable[[Iterable[bytes]], list[bytes]] | None:
+def points_of(access: KeyInterval) -> Callable[[Iterable[bytes]], list[bytes]] | None:
     """Return the function from the row keys of an access to its column keys; None if it reads whole rows."""
     if access.columns is None:
         return None
@@ -130,13 +130,13 @@ CursorId = tuple[int, int]
 class ProgramReads:
     """The reads of one bytecode program, as intervals of the keys of tables and indexes."""
 
-    reads: list[Access] = field(default_factory=list)
+    reads: list[KeyInterval] = field(default_factory=list)
     dependents: list[Dependent] = field(default_factory=list)  # reads that depend on columns of rows read by any cursor
     # Cursor -> the sources of its rows: its own accesses, and other cursors that it follows to their rows.
-    rows: dict[CursorId, list[Access | CursorId]] = field(default_factory=dict)
+    rows: dict[CursorId, list[KeyInterval | CursorId]] = field(default_factory=dict)
     # Cursor -> its table or index, if it is always on the same one.
     on: dict[CursorId, Table | Index] = field(default_factory=dict)
-    probes: list[Access] = field(default_factory=list)  # reads that count only if the statement failed
+    probes: list[KeyInterval] = field(default_factory=list)  # reads that count only if the statement failed
     tables: set[str] = field(default_factory=set)  # names of the tables that the program opens
     # Pairs of a reason and an object that is read as a whole for that reason.
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
@@ -151,7 +151,7 @@ class ProgramReads:
     def narrowed(self, columns: Mapping[str, frozenset[str]]) -> "ProgramReads":
         """Return these reads, with exact reads narrowed to the needed columns; ``columns`` gives these by object."""
 
-        def narrow(access: Access) -> Access:
+        def narrow(access: KeyInterval) -> KeyInterval:
             needed = columns.get(access.object)
             return replace(access, columns=needed) if needed is not None and access.exact else access
 
@@ -160,7 +160,7 @@ class ProgramReads:
             reads=[narrow(access) for access in self.reads],
             dependents=[replace(one, coarse=narrow(one.coarse), fine=narrow(one.fine)) for one in self.dependents],
             rows={
-                cursor: [narrow(one) if isinstance(one, Access) else one for one in rows]
+                cursor: [narrow(one) if isinstance(one, KeyInterval) else one for one in rows]
                 for cursor, rows in self.rows.items()
             },
         )
@@ -223,7 +223,7 @@ class _Reader:
         self._sequences: set[int] = set()
         self._survey()
         self._with_stops = self._with_stops and not self._temporary  # the auxiliary query could not read TEMP tables
-        self.program = Program(ops, self._cursors, self._private, self._temporary)
+        self.program = BytecodeProgram(ops, self._cursors, self._private, self._temporary)
         self._constraints = constraint_probes(ops, check, main=number == 0)
         self._targets = jump_targets(ops)
         self._steps: dict[int, list[Op]] = {}  # cursor -> the instructions that move it to another row
@@ -240,9 +240,9 @@ class _Reader:
 
     def _survey(self) -> None:
         virtual = virtual_reads(self._program, self._schema.virtual, self._named or ())
-        self._out.reads += [Access(name) for name in virtual.objects]
+        self._out.reads += [KeyInterval(name) for name in virtual.objects]
         self._out.fallbacks += [(VIRTUAL, name) for name in virtual.objects]
-        self._out.probes += [Access(name) for name in virtual.probes]
+        self._out.probes += [KeyInterval(name) for name in virtual.probes]
         for op in self._program:
             if op.name in OPENS:
                 if self._keeps_sequence(op):
@@ -259,7 +259,7 @@ class _Reader:
                 name = found.name if isinstance(found, Table) else found.table
                 self._out.tables.add(name)
                 if name in self._schema.virtual.shadows:
-                    self._out.reads += map(Access, self._schema.virtual.objects_of(name))
+                    self._out.reads += map(KeyInterval, self._schema.virtual.objects_of(name))
             elif op.name in OPENS_PRIVATE:
                 self._private.add(op.p1)
             elif op.name == "VOpen" and self._schema.virtual.tables and self._named is None:
@@ -350,7 +350,7 @@ class _Reader:
             for op in self._program
         )
 
-    def _add_rows(self, cursor: int, rows: Access | CursorId) -> None:
+    def _add_rows(self, cursor: int, rows: KeyInterval | CursorId) -> None:
         self._out.rows.setdefault((self._number, cursor), []).append(rows)
 
     def _position(self, op: Op, *, is_probe: bool) -> None:
@@ -403,10 +403,10 @@ class _Reader:
             return [_plain(access) for access in _point_each(name, fields)]
         else:
             partly = [(f"{op.name} partly by values from another row", name)] if len(fields) < len(registers) else []
-            access = Access(name, fields, False, fields, True, exact=True, equal=len(fields))
+            access = KeyInterval(name, fields, False, fields, True, exact=True, equal=len(fields))
             read = Dependent(access, access, tuple(partly))
         if len(more) > len(fields):
-            fine = Access(name, more, False, more, True, exact=True, equal=len(more))
+            fine = KeyInterval(name, more, False, more, True, exact=True, equal=len(more))
             read = Dependent(read.coarse, fine, read.reasons)
         return [read]
 
@@ -442,7 +442,7 @@ class _Reader:
                 others.append((atom.payload.program, atom.payload.cursor))
             elif atom.kind in ("const", "param"):
                 one = (FieldValues(frozenset({_as_rowid(atom)}), ROWID_SPEC),)
-                reads.append(_plain(Access(table.object, one, False, one, True, exact=True, equal=1)))
+                reads.append(_plain(KeyInterval(table.object, one, False, one, True, exact=True, equal=1)))
             else:
                 return None
         for other in others:
@@ -527,7 +527,7 @@ class _Reader:
         found = self._out.on.get((self._number, cursor))
         return found if isinstance(found, Table) and found.key is None else None
 
-    def _interval(self, op: Op, found: Table | Index, *, by_rows: bool) -> tuple[Access, list[int]]:
+    def _interval(self, op: Op, found: Table | Index, *, by_rows: bool) -> tuple[KeyInterval, list[int]]:
         """Return the interval of a loop, and the registers of the columns that have a given value in all its rows."""
         low: Fields = ()
         high: Fields = ()
@@ -556,7 +556,7 @@ class _Reader:
             equal = min(self._equal(op, registers, at), len(low), len(high))
             if op.name == "SeekGE" and kind == "IdxGT" and registers == at and complete:
                 same = registers
-        return Access(found.object, low, low_after, high, high_after, equal=equal), same
+        return KeyInterval(found.object, low, low_after, high, high_after, equal=equal), same
 
     def _equal(self, op: Op, registers: list[int], stop: list[int]) -> int:
         """Return the number of leading columns that have the seek's values in all rows of the loop."""
@@ -603,21 +603,21 @@ class _Reader:
         return not any(stop < target <= op.address for op in steps if seek.address < op.p2 <= first)
 
 
-def _plain(access: Access) -> Dependent:
+def _plain(access: KeyInterval) -> Dependent:
     return Dependent(access, access, ())
 
 
 def _whole(found: Table | Index, reason: str) -> Dependent:
-    access = Access(found.object)
+    access = KeyInterval(found.object)
     return Dependent(access, access, ((reason, found.object),))
 
 
-def _point_each(name: str, fields: Fields) -> list[Access]:
+def _point_each(name: str, fields: Fields) -> list[KeyInterval]:
     """Return one access for each value of the IN list with which the last column is compared."""
     found = []
     for atom in sorted(fields[-1].atoms, key=repr):
         one = (*fields[:-1], FieldValues(frozenset({atom}), fields[-1].spec))
-        found.append(Access(name, one, False, one, True, exact=True, equal=len(one)))
+        found.append(KeyInterval(name, one, False, one, True, exact=True, equal=len(one)))
     return found
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.catalog import ROWID, Index, Schema, Table, stored_column
-from bedrockish.access_sets.cursor_ranges import Access, CursorId, Dependent, FieldValues, ProgramReads, points_of
+from bedrockish.access_sets.cursor_ranges import CursorId, Dependent, FieldValues, KeyInterval, ProgramReads, points_of
 from bedrockish.access_sets.effort import EVERY, Check, unlimited
 from bedrockish.access_sets.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, encoder, object_prefix
 from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure, static_maker, untouched_types
@@ -74,7 +74,7 @@ class DependentReads:
         stops = [one.fine.stop for program in programs for one in program.dependents if one.fine.stop is not None]
         self.skeleton = skeleton(ops) if any(not stop.is_fixed for stop in stops) else []
         self._given: dict[_Source, str] = {}  # source of rows that the statement inserts -> their table
-        self._rows: dict[CursorId, list[Access | CursorId]] = {}
+        self._rows: dict[CursorId, list[KeyInterval | CursorId]] = {}
         self._on: dict[CursorId, Table | Index] = {}
         for program in programs:
             self._rows.update(program.rows)
@@ -83,7 +83,7 @@ class DependentReads:
         # Dependent reads whose rows cannot be queried; each counts as its coarse read.
         self.unresolved: list[Dependent] = []
         self.resolved: list[Dependent] = []  # dependent reads whose rows can be queried
-        self._feeders: dict[_Source, list[Access]] = {}
+        self._feeders: dict[_Source, list[KeyInterval]] = {}
         for read in dict.fromkeys(one for program in programs for one in program.dependents):
             check()
             good = self._can_ask(read.fine, set()) and read.coarse.object not in whole
@@ -104,14 +104,14 @@ class DependentReads:
         seen = {cursor}
         while True:
             feeders = self._rows.get(cursor, [])
-            if len(feeders) != 1 or isinstance(feeders[0], Access) or feeders[0] in seen:
+            if len(feeders) != 1 or isinstance(feeders[0], KeyInterval) or feeders[0] in seen:
                 return cursor
             cursor = feeders[0]
             seen.add(cursor)
 
-    def feeders(self, source: _Source) -> list[Access]:
+    def feeders(self, source: _Source) -> list[KeyInterval]:
         """Return every access that positions a cursor, or a cursor that it follows."""
-        found: dict[Access, None] = {}
+        found: dict[KeyInterval, None] = {}
         seen: set[CursorId] = set()
         ahead = [source]
         while ahead:
@@ -120,7 +120,7 @@ class DependentReads:
                 continue
             seen.add(cursor)
             for one in self._rows.get(cursor, ()):
-                if isinstance(one, Access):
+                if isinstance(one, KeyInterval):
                     found[one] = None
                 else:
                     ahead.append(one)
@@ -138,7 +138,7 @@ class DependentReads:
         on = self._on.get(cursor)
         return None if on is None else stored_column(on, column)
 
-    def _can_ask(self, access: Access, asked: set[_Source]) -> bool:
+    def _can_ask(self, access: KeyInterval, asked: set[_Source]) -> bool:
         if any(name.startswith("sqlite_") for name in access.given):
             return False
         for cell in access.cells:
@@ -157,7 +157,7 @@ class DependentReads:
                     return False
         return True
 
-    def _can_fetch(self, access: Access) -> bool:
+    def _can_fetch(self, access: KeyInterval) -> bool:
         index = self.index(access.object)
         if index is None:
             table = self._schema.tables.get(access.object[2:])
@@ -170,8 +170,8 @@ class DependentReads:
     # -- the order of the accesses -----------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        order: dict[Access, None] = {}
-        active: set[Access] = set()
+        order: dict[KeyInterval, None] = {}
+        active: set[KeyInterval] = set()
         for read in self.resolved:
             self._visit(read.fine, order, active)
         recorded = {read.fine for read in self.resolved}
@@ -181,7 +181,7 @@ class DependentReads:
             kind = _Job if access.stop is None else _StoppingJob
             self.jobs.append(kind(self, access, feeds, records=access in recorded))
 
-    def _visit(self, access: Access, order: dict[Access, None], active: set[Access]) -> None:
+    def _visit(self, access: KeyInterval, order: dict[KeyInterval, None], active: set[KeyInterval]) -> None:
         self._check()
         if access in order:
             return
@@ -238,7 +238,7 @@ class DependentReads:
         return self._schema
 
 
-def _is_whole(access: Access) -> bool:
+def _is_whole(access: KeyInterval) -> bool:
     return not access.low and not access.high
 
 
@@ -277,7 +277,7 @@ class _Job:
     source.
     """
 
-    def __init__(self, plan: DependentReads, access: Access, feeds: list[int], *, records: bool) -> None:
+    def __init__(self, plan: DependentReads, access: KeyInterval, feeds: list[int], *, records: bool) -> None:
         self.access, self.feeds, self.records = access, feeds, records
         equal = access.equal
         self._equal = [_Field(plan, field) for field in access.low[:equal]]
@@ -505,7 +505,7 @@ class _Job:
 class _StoppingJob(_Job):
     """The access of a loop that may end before the end of its range (see ``loop_stops``)."""
 
-    def __init__(self, plan: DependentReads, access: Access, feeds: list[int], *, records: bool) -> None:
+    def __init__(self, plan: DependentReads, access: KeyInterval, feeds: list[int], *, records: bool) -> None:
         super().__init__(plan, access, feeds, records=records)
         assert access.stop is not None
         self._stop: Stop = access.stop

@@ -13,7 +13,7 @@ from bedrockish.sqltext.session_settings import NONE, Settings
 from bedrockish_journal.model.access_set import AccessSet
 
 
-class Text(NamedTuple):
+class UnchangedStatement(NamedTuple):
     """A statement that runs unchanged, without settings of a session."""
 
     sql: str
@@ -43,7 +43,7 @@ def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) 
     try:
         capture.use(Tables(db))
         builder = AccessSetBuilder(analysis, serializable=True)
-        plan = analysis.plan(Text(sql, [None] * len(params)))
+        plan = analysis.plan(UnchangedStatement(sql, [None] * len(params)))
         resolved = plan.resolve(tuple(params), connection_query(db))
         capture.start()
         # Not from the statement cache: a statement that was compiled before the hook was installed may truncate a table

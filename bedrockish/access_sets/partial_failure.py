@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.table_layout import Table
+from bedrockish.access_sets.table_layout import CapturedTable
 from bedrockish_journal.model.changes import Change, Row, same_row
 from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.wide_rows import all_of
@@ -16,7 +16,7 @@ from bedrockish_journal.storage.wide_rows import all_of
 _Key = tuple[str, tuple[Any, ...]]
 
 
-def were_kept(db: apsw.Connection, tables: Mapping[str, Table], changes: Sequence[Change]) -> bool | None:
+def were_kept(db: apsw.Connection, tables: Mapping[str, CapturedTable], changes: Sequence[Change]) -> bool | None:
     """Return whether the changes of a failed statement are in the tables now; None if their net effect is nothing."""
     first: dict[_Key, Row | None] = {}
     last: dict[_Key, Row | None] = {}
@@ -43,7 +43,7 @@ def were_kept(db: apsw.Connection, tables: Mapping[str, Table], changes: Sequenc
     return None
 
 
-def _read(db: apsw.Connection, table: Table, address: tuple[Any, ...]) -> Row | None:
+def _read(db: apsw.Connection, table: CapturedTable, address: tuple[Any, ...]) -> Row | None:
     columns = ", ".join(map(quote, table.columns))
     names = [table.rowid] if table.rowid else [quote(table.columns[place]) for place in table.key]
     where = all_of([f"{name} = ?" for name in names])

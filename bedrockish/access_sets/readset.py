@@ -27,9 +27,9 @@ from bedrockish.access_sets.catalog import Schema, Table
 from bedrockish.access_sets.cursor_ranges import (
     REGISTER_ROOT,
     TEMPORARY,
-    Access,
     Fields,
     FieldValues,
+    KeyInterval,
     points_of,
     statement_reads,
 )
@@ -252,7 +252,7 @@ def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int
             calls.append(Op(*row[:7]))
         elif name == "Transaction" and row[3]:
             readonly = False
-    accesses = [Access(name) for name in opened]
+    accesses = [KeyInterval(name) for name in opened]
     why = tuple((TOO_DEAR, name) for name in (["everything"] if everything else opened))
     nothing = _Binder([], schema)
     return ReadPlan(
@@ -320,7 +320,7 @@ def _readable(literal: re.Match[str]) -> str:
 class _Binder:
     """Accesses compiled to functions of the parameters."""
 
-    def __init__(self, accesses: list[Access], schema: Schema, everything: bool = False) -> None:
+    def __init__(self, accesses: list[KeyInterval], schema: Schema, everything: bool = False) -> None:
         self._points: list[tuple[Callable[[Params], list[bytes]], str]] = []
         self._ranges: list[tuple[_Encode, _Encode, bool, str]] = []
         fixed: dict[Range, None] = dict.fromkeys(EVERYTHING if everything else ())
@@ -333,7 +333,7 @@ class _Binder:
             if access.object not in whole:
                 self._compile(access, schema)
 
-    def _compile(self, access: Access, schema: Schema) -> None:
+    def _compile(self, access: KeyInterval, schema: Schema) -> None:
         table = schema.tables[access.object[2:]] if access.object.startswith("t:") else None
         width = 0 if table is None else len(table.key.columns) if table.key else 1
         complete = table is not None and len(access.low) == len(access.high) == width
@@ -376,13 +376,13 @@ class _Binder:
         return points, ranges
 
 
-def _columns(find: Callable[[Params], list[bytes]], access: Access) -> Callable[[Params], list[bytes]]:
+def _columns(find: Callable[[Params], list[bytes]], access: KeyInterval) -> Callable[[Params], list[bytes]]:
     """Extend ``find``, which returns row keys, to the column keys that the access needs."""
     points = points_of(access)
     return find if points is None else lambda params: points(find(params))
 
 
-def _point(access: Access, table: Table) -> Callable[[Params], list[bytes]]:
+def _point(access: KeyInterval, table: Table) -> Callable[[Params], list[bytes]]:
     """Return the function from parameters to the keys of the rows whose key columns have the access's values."""
     prefix = object_prefix(access.object)
     if table.key is None:

@@ -39,7 +39,7 @@ class Cell(NamedTuple):
     column: int  # number of the column in the cursor's table or index, as stored there; ``ROWID`` for the rowid
 
 
-class Program(NamedTuple):
+class BytecodeProgram(NamedTuple):
     """A program and the objects of its cursors."""
 
     ops: list[Op]
@@ -72,7 +72,7 @@ def constant(value: Any) -> Atom:
 class Registers:
     """The possible values of the registers of a statement's programs."""
 
-    def __init__(self, programs: list[Program], schema: Schema, check: Check = unlimited) -> None:
+    def __init__(self, programs: list[BytecodeProgram], schema: Schema, check: Check = unlimited) -> None:
         self._schema, self._programs, self._check = schema, programs, check
         # For each program, the cursors of private one-column tables that are filled from values only, as for
         # ``x IN (1, ?, 3)``.

@@ -27,7 +27,7 @@ _OF_NO_MODULE = OwnRows("", (), None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CapturedTable:
     """The facts about a table with which its rows are captured and applied."""
 
     name: str
@@ -64,7 +64,7 @@ class Tables:
     """
 
     definitions: Definitions  # the definitions from which the tables were described
-    by_name: dict[str, Table]  # name, as the schema spells it -> table
+    by_name: dict[str, CapturedTable]  # name, as the schema spells it -> table
     references: dict[str, frozenset[str]]  # table with foreign keys -> folded names of its parents
     checked: dict[str, str]  # table that may have CHECKs -> its CREATE statement
     sequences: set[str]  # the names of the AUTOINCREMENT tables, in which no id is ever used twice
@@ -147,7 +147,7 @@ class Tables:
         if self.system != known.system:
             raise UnsupportedError(OUR_NAMES)
 
-    def _active(self, table: Table) -> Table:
+    def _active(self, table: CapturedTable) -> CapturedTable:
         """Return a table with the facts that depend on other rows of the schema: triggers and foreign keys."""
         triggers = self.definitions.has_triggers(folded(table.name))
         active = triggers or folded(table.name) in self.parents or table.name in self.references
@@ -182,7 +182,7 @@ class Tables:
                 _refuse_unstable_checks(db, table)
             self._refuse_unique_documents(table)
 
-    def _refuse_unique_documents(self, table: Table) -> None:
+    def _refuse_unique_documents(self, table: CapturedTable) -> None:
         """Refuse a UNIQUE key on an expression that may differ between a JSON document and its stored text."""
         rows = self.definitions.by_table.get(folded(table.name), ())
         # SQLite stores the statement of an index with these words at its beginning, however the user wrote it.
@@ -198,7 +198,7 @@ class Tables:
             )
 
 
-def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
+def _refuse_unstable_checks(db: apsw.Connection, table: CapturedTable) -> None:
     """Refuse a CHECK that does not depend on the row alone, because another evaluation might reject the same row.
 
     SQLite itself refuses nondeterministic functions in indexes and generated columns, and nondeterministic uses of date
@@ -215,7 +215,7 @@ def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
         )
 
 
-def _unstable_function(db: apsw.Connection, table: Table) -> str:
+def _unstable_function(db: apsw.Connection, table: CapturedTable) -> str:
     """Return the name of a nondeterministic function in a table's CHECKs; empty without one."""
     columns = [table.columns[place] for place in table.writable]  # name all columns, so that no DEFAULT is evaluated
     marks = ", ".join("?" * len(columns))
@@ -245,7 +245,7 @@ def _rows(db: apsw.Connection, sql: str, *params: str) -> list[Any]:
     return db.execute(sql, params).fetchall()
 
 
-def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
+def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> CapturedTable:
     """Return the layout of one table by its own definition; ``rowid`` is '' if columns hide every name of the rowid."""
     info = _rows(db, "SELECT name, type, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid", name)
     stored = [row for row in info if row[3] != 2]
@@ -260,7 +260,7 @@ def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
         taken = {row[0].lower() for row in info}
         free = [known for known in ROWID_NAMES if known not in taken]
         rowid = quote(names[alias]) if alias is not None else quote(free[0]) if free else ""
-    return Table(
+    return CapturedTable(
         name=name,
         columns=tuple(names),
         writable=tuple(place for place, row in enumerate(stored) if row[3] != 3),
@@ -273,9 +273,9 @@ def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
     )
 
 
-def _of_module(rows: OwnRows) -> Table:
+def _of_module(rows: OwnRows) -> CapturedTable:
     """Return the layout of a virtual table that owns its rows."""
-    return Table(
+    return CapturedTable(
         name=rows.name,
         columns=rows.columns,
         writable=tuple(range(len(rows.columns))),

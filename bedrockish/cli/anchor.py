@@ -16,7 +16,7 @@ from bedrockish.cli.words import labels
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.common.durable_files import sync
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UnavailableError, UsageError
-from bedrockish_journal.model.anchor import FIRST, Anchor, Statement, line_hash, read_statement
+from bedrockish_journal.model.anchor import FIRST, Anchor, AnchorStatement, line_hash, read_statement
 from bedrockish_journal.storage.store import open_readonly
 from bedrockish_journal.verify.anchored import Anchored, check_anchors, read_anchors
 
@@ -132,10 +132,10 @@ async def _make(url: str, last: Anchor | None) -> tuple[Anchor, dict[str, str]]:
     return Anchor(said.text(), said, confirmed), missing
 
 
-def _statement(facts: Mapping[str, Any], last: Anchor | None) -> Statement:
+def _statement(facts: Mapping[str, Any], last: Anchor | None) -> AnchorStatement:
     """Return the statement to be confirmed, from one node's facts."""
     try:
-        said = Statement(
+        said = AnchorStatement(
             cluster=facts["cluster"],
             number=1 if last is None else last.statement.number + 1,
             previous=FIRST if last is None else line_hash(last.line().encode()),
@@ -151,7 +151,7 @@ def _statement(facts: Mapping[str, Any], last: Anchor | None) -> Statement:
         raise ProtocolMismatchError(f"the node's answer is not the content of an anchor: {error}") from error
 
 
-async def _confirm(url: str, said: Statement, bound_s: float) -> None:
+async def _confirm(url: str, said: AnchorStatement, bound_s: float) -> None:
     """Have a node compare the statement with its journal; ask again while the node lacks an entry."""
     until = trio.current_time() + bound_s
     async with open_client(url) as client:

@@ -28,7 +28,7 @@ from bedrockish_journal.verify.tables import began_with_tables, compare_with_jou
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
-    from bedrockish_journal.audit.report import Counts
+    from bedrockish_journal.audit.report import AuditExtent
 
 DUCKDB, SPARK = "duckdb", "spark"
 BAR = 30  # characters of the progress bar
@@ -73,7 +73,7 @@ def audit(
 ) -> None:
     """Audit journals: one file of each node, or its URL, or exports. The nodes may be running."""
     try:
-        report = Report(strict, as_json)
+        report = ReportPrinter(strict, as_json)
         _check_engine(engine, memory)
         nodes = _nodes(list(files), replayed, anchor is not None)
         anchored = compare_with_anchors([*nodes.values()], anchor)
@@ -98,7 +98,7 @@ def audit(
         context.exit(STATUS_WRONG)
 
 
-class Report:
+class ReportPrinter:
     """The printer of a report: the checks as they end, then the findings; or everything at the end, as JSON."""
 
     def __init__(self, strict: bool, as_json: bool) -> None:
@@ -113,7 +113,7 @@ class Report:
         if not self._as_json:
             click.echo(text)
 
-    def count(self, told: "Counts") -> None:
+    def count(self, told: "AuditExtent") -> None:
         """Print the extent of the audit, and the removed entries that it cannot judge."""
         self._counts = asdict(told)
         nodes = f"{len(told.nodes)} nodes ({', '.join(told.nodes)})"
@@ -193,8 +193,8 @@ def _check_engine(engine: str, memory: str) -> None:
         raise JournalError(f"--memory {memory} is not a size; write it as 500MB or 2GB")
 
 
-def _audit(report: Report, paths: list[str], limit: int, engine: str, memory: str) -> None:
-    from bedrockish_journal.audit.report import Counts, Outcome  # needs pyarrow, which is there by now
+def _audit(report: ReportPrinter, paths: list[str], limit: int, engine: str, memory: str) -> None:
+    from bedrockish_journal.audit.report import AuditExtent, LawOutcome  # needs pyarrow, which is there by now
 
     if engine == SPARK:
         from bedrockish_journal.audit import on_spark
@@ -205,10 +205,10 @@ def _audit(report: Report, paths: list[str], limit: int, engine: str, memory: st
 
         answers = duck.run_audits(paths, limit, memory, _progress)
     for told in answers:
-        if isinstance(told, Counts):
+        if isinstance(told, AuditExtent):
             write_over()
             report.count(told)
-        elif isinstance(told, Outcome):
+        elif isinstance(told, LawOutcome):
             report.add(told.check, told.says, [_readable(finding._asdict()) for finding in told.findings], told.counts)
         else:
             report.unseen = dict(told.laws)

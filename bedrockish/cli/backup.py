@@ -80,10 +80,10 @@ def follow_cluster(url: str, directory: Path, every: float, keep: float | None, 
     killed at any time, and run again: it continues where it was. If the nodes no longer have the next commits, it makes
     a new snapshot.
     """
-    from bedrockish.transfer.continuous import Plan, follow
+    from bedrockish.transfer.continuous import BackupPlan, follow
 
     assert every is not None, "there is a default"
-    trio.run(follow, url, directory, Plan(every, keep, once), click.echo)
+    trio.run(follow, url, directory, BackupPlan(every, keep, once), click.echo)
 
 
 @backup.command("verify")

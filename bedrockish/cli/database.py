@@ -17,7 +17,7 @@ from bedrockish.client.trio_client import Client, target_of
 from bedrockish.errors import UnsupportedError, UsageError
 from bedrockish.transfer.load_database import (
     Loaded,
-    Plan,
+    LoadPlan,
     broken,
     commands_done,
     fingerprint,
@@ -91,7 +91,7 @@ async def _import(url: str | None, file: Path, add: bool, again: bool) -> Loaded
                 return await load(client, file, run, told, done)
 
 
-def _check(file: Path, plan: Plan) -> None:
+def _check(file: Path, plan: LoadPlan) -> None:
     """Refuse a database unless all of its content can be replicated."""
     from bedrockish.engine.statements.import_check import misfits
 
@@ -113,7 +113,7 @@ async def _check_kept(client: Client, file: Path, made: list[str]) -> None:
         raise UsageError(f"{why}; nothing was imported: {first}import it with --again")
 
 
-async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
+async def _check_room(client: Client, plan: LoadPlan, *, add: bool) -> None:
     """Refuse to import into a cluster with tables, unless ``add`` allows it and no name is taken."""
     there = [str(name) for (name,) in await client.execute(NAMES, read=STRICT)]
     known = {name.lower() for name in there}

@@ -62,7 +62,7 @@ def show(file: Path, leader: str | None, limit: int, from_tick: int | None, chan
     """Print the entries of FILE, newest last, in the order in which its node applied them."""
     with reading(file) as db:
         nodes = known_nodes(db)
-        keys = Keys(db)
+        keys = KeyPrinter(db)
         for entry in _chosen(db, leader, limit, from_tick):
             click.echo(describe(entry, nodes, keys))
             if changes:
@@ -89,7 +89,7 @@ def _chosen(db: apsw.Connection, leader: str | None, limit: int, from_tick: int 
             yield stored.entry()
 
 
-class Keys:
+class KeyPrinter:
     """The printer of keys of changed rows, by the primary key that their table has now."""
 
     def __init__(self, db: apsw.Connection) -> None:
@@ -104,7 +104,7 @@ class Keys:
         return print_key(change, self._primary[change.table])
 
 
-def describe(entry: Entry, nodes: list[str], keys: Keys) -> str:
+def describe(entry: Entry, nodes: list[str], keys: KeyPrinter) -> str:
     """Return an entry as one line in the notation of vectors: ``A4: COMMIT A-64f…=[4, *, 0] after [3, 1, 0] account``.
 
     Args:
@@ -121,7 +121,7 @@ def describe(entry: Entry, nodes: list[str], keys: Keys) -> str:
     ).rstrip()
 
 
-def _subject(entry: Entry, keys: Keys) -> str:
+def _subject(entry: Entry, keys: KeyPrinter) -> str:
     """Return the subject of an entry in a few words: its tables and rows, or its statement."""
     transaction = entry.transaction
     try:
@@ -136,7 +136,7 @@ def _subject(entry: Entry, keys: Keys) -> str:
     return _short(", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else ""))
 
 
-def _change_lines(entry: Entry, keys: Keys) -> Iterator[str]:
+def _change_lines(entry: Entry, keys: KeyPrinter) -> Iterator[str]:
     transaction = entry.transaction
     if transaction.joined or transaction.users:
         commands = ", ".join(whose(command, transaction.user_of(command)) for command in transaction.commands)

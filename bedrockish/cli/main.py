@@ -76,7 +76,7 @@ GROUPS = {
 COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
 
 
-class Program(click.Group):
+class CommandGroup(click.Group):
     """The group of all commands, which shows a traceback only with BEDROCKISH_DEBUG=1."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -162,7 +162,7 @@ def _give_help(command: click.Command) -> None:
             _give_help(one)
 
 
-@click.group(cls=Program, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="bedrockish")
 def main() -> None:
     """Run the program."""

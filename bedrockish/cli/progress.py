@@ -19,7 +19,7 @@ def write_over(text: str = "") -> None:
         click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
 
-class Told(Protocol):
+class ShowProgress(Protocol):
     """A function that shows the progress of some work."""
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -36,7 +36,7 @@ class _Name(TextColumn):
 
 
 @contextmanager
-def progress_bar() -> Iterator[Told]:
+def progress_bar() -> Iterator[ShowProgress]:
     """Show a bar for each reported work, on standard error if that is a terminal."""
     if not sys.stderr.isatty():  # before version 14.3, rich ends a disabled bar with an empty line
         yield lambda what, done, total: None  # noqa: ARG005

@@ -31,7 +31,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class UpgradeAdvice:
     """The advice on an upgrade: lines to print, and whether the upgrade can go on now."""
 
     lines: tuple[str, ...]
@@ -52,7 +52,7 @@ def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
     return Found(name, role == "voter", str(status.get("version", "")), level, cluster_level, why_not)
 
 
-def judge(members: list[Found], version: str, level: int) -> Verdict:
+def judge(members: list[Found], version: str, level: int) -> UpgradeAdvice:
     """Return the next step of an upgrade to a release. Learners go first: a learner answers writes with the voters'
     addresses, and a learner of an older release may not understand newer voters.
     """
@@ -64,14 +64,14 @@ def judge(members: list[Found], version: str, level: int) -> Verdict:
     newer = [one.name for one in members if one.level > level]
     if newer:
         lines.append(f"{', '.join(newer)}: a newer release than this program, {version}; use the release of {newer[0]}")
-        return Verdict(tuple(lines), is_fine=False)
+        return UpgradeAdvice(tuple(lines), is_fine=False)
     left = [one for one in members if one.version != version]
     if any(one.why_not for one in members):
         what = (
             "restart no node now: all sound nodes are needed" if left else f"all run {version}, and something is wrong"
         )
         lines.append(f"{what}; 'bedrockish status' says what to do about it")
-        return Verdict(tuple(lines), is_fine=False)
+        return UpgradeAdvice(tuple(lines), is_fine=False)
     if left:
         following = min(left, key=lambda one: (one.is_voter, one.name))
         lines.append(
@@ -85,12 +85,12 @@ def judge(members: list[Found], version: str, level: int) -> Verdict:
             )
         if max(one.cluster_level for one in members) < level:
             lines.append("until all run it, each can go back to the release before")
-        return Verdict(tuple(lines), is_fine=True)
+        return UpgradeAdvice(tuple(lines), is_fine=True)
     if min(one.cluster_level for one in members) < level:
         lines.append(f"all run {version}; the cluster changes to its release level within a minute")
     else:
         lines.append(f"all run {version}, at release level {level}: there is no way back to a release of a lower level")
-    return Verdict(tuple(lines), is_fine=True)
+    return UpgradeAdvice(tuple(lines), is_fine=True)
 
 
 @click.group(cls=UrlGroup)

@@ -8,7 +8,7 @@ import click
 import trio
 
 from bedrockish.cli.url import UrlCommand, url_of
-from bedrockish.client.compare_nodes import AskRange, NodeComparison, Report, ask_range
+from bedrockish.client.compare_nodes import AskRange, ComparisonReport, NodeComparison, ask_range
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError
 
@@ -37,7 +37,7 @@ def verify(url: str) -> None:
     sys.exit(1 if report.differences else 3 if report.gone or report.skipped else 0)
 
 
-async def _compare(url: str) -> tuple[Report, int]:
+async def _compare(url: str) -> tuple[ComparisonReport, int]:
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(open_client(url))
         members = await first.nodes(timeout=TIMEOUT_S)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from bedrockish.api.requests import SERIALIZABLE, Params, Rows, check_params, check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking_transaction import BlockingTransaction, commit_at_end
-from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.credentials import ClientCredentials, entry_of
 from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.discovery import in_order
 from bedrockish.client.in_thread import blocking, run
@@ -313,7 +313,7 @@ def connect(url: Where | None = None, *, token: bytes | None = None) -> Connecti
     return Connection(open_socket_client(target_of(url), token))
 
 
-def open_socket_client(target: Target, token: bytes | None, entry: Entry | None = None) -> SocketClient:
+def open_socket_client(target: Target, token: bytes | None, entry: ClientCredentials | None = None) -> SocketClient:
     """Open the client of a connection, for the caller to close. The errors are those of ``connect``."""
     entry = entry or entry_of(target)
     local, client = open_local(target), None

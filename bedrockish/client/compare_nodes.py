@@ -14,7 +14,7 @@ import trio
 
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UnavailableError
 from bedrockish_journal.model.vector import Vector
-from bedrockish_journal.verify.compare_rows import Difference, alike, common, compare
+from bedrockish_journal.verify.compare_rows import DifferingRow, alike, common, compare
 from bedrockish_journal.verify.row_digests import Key, Range, RangeDigest, pack_range, unpack_digest
 
 AskRange = Callable[[Range, Vector | None], Awaitable[RangeDigest]]
@@ -25,14 +25,14 @@ SHOWN_MAX = 100  # the most differences that are listed
 
 
 @dataclass
-class Report:
+class ComparisonReport:
     """The result of a comparison."""
 
     nodes: list[str] = field(default_factory=list)  # the nodes that answered until the end of the comparison
     gone: dict[str, str] = field(default_factory=dict)  # the nodes that stopped answering, and why
     tables: int = 0  # number of compared tables
     rows: int = 0  # number of compared rows
-    differences: list[Difference] = field(default_factory=list)  # rows that differ, at most ``SHOWN_MAX``
+    differences: list[DifferingRow] = field(default_factory=list)  # rows that differ, at most ``SHOWN_MAX``
     skipped: list[str] = field(default_factory=list)  # ranges of rows that could not be compared, and why
     open: int = 0  # number of rows not compared, because transactions wrote them during each try
 
@@ -69,9 +69,9 @@ class NodeComparison:
         self._nodes = dict(nodes)
         self._members, self._limit, self._pause, self._tries = members, limit, pause, tries
         self._unreadable: list[str] = []  # nodes that answer, but whose files can no longer be read
-        self.report = Report()
+        self.report = ComparisonReport()
 
-    async def run(self) -> Report:
+    async def run(self) -> ComparisonReport:
         """Compare the definitions and all tables; return the report.
 
         Raises:

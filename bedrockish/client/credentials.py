@@ -14,7 +14,7 @@ from bedrockish.common.access_token import read_token
 from bedrockish.errors import ConfigError
 from bedrockish_net import socket_link
 from bedrockish_net.events import Hello
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.socket_link import SocketLink
 from bedrockish_net.tls import CertificateError, client_context
 
@@ -25,7 +25,7 @@ PASSWORD_VARIABLE = "BEDROCKISH_PASSWORD"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ClientCredentials:
     """The credentials of a client."""
 
     ssl_context: ssl.SSLContext | None = None  # the TLS context; None for plain TCP
@@ -43,7 +43,7 @@ class Entry:
         # A token has a field of its own, because a node of an older release would count it as a wrong password.
         return {"user": self.user, "password" if read_token(password) is None else "token": password}
 
-    async def dial(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> "Link":
+    async def dial(self, address: Address, hello: Hello, seconds: float, limits: LinkLimits) -> "Link":
         """Open a link. The errors are those of ``handshake.dial``."""
         from bedrockish_net import handshake  # imported here, because the blocking client needs no event loop
         from bedrockish_net.stream import Link
@@ -53,14 +53,14 @@ class Entry:
         shaken = await handshake.dial(host, port, said, seconds, limits, self.ssl_context)
         return Link(*shaken, limits)
 
-    def dial_socket(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> SocketLink:
+    def dial_socket(self, address: Address, hello: Hello, seconds: float, limits: LinkLimits) -> SocketLink:
         """Open a link without an event loop, in the calling thread. The errors are those of ``socket_link.dial``."""
         host, port = address
         said = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self._login()})
         return socket_link.dial(host, port, said, seconds, limits, self.ssl_context)
 
 
-def entry_of(target: Target) -> Entry:
+def entry_of(target: Target) -> ClientCredentials:
     """Return the credentials of a URL. If the URL has a user without a password, BEDROCKISH_PASSWORD is the password.
 
     Raises:
@@ -73,16 +73,16 @@ def entry_of(target: Target) -> Entry:
         except CertificateError as error:
             raise ConfigError(str(error)) from error
     if target.user is None:
-        return Entry(context)
+        return ClientCredentials(context)
     if target.password_file is not None:
         _read_password(target.password_file)
-        return Entry(context, target.user, password_file=target.password_file)
+        return ClientCredentials(context, target.user, password_file=target.password_file)
     password = target.password if target.password is not None else os.environ.get(PASSWORD_VARIABLE)
     if password is None and target.addresses and all(address.is_socket for address in target.addresses):
         password = ""  # not needed: the permissions of the Unix socket admit the program
     if password is None:
         raise ConfigError(f"the URL names the user {target.user!r} but no password; set {PASSWORD_VARIABLE}")
-    return Entry(context, target.user, password)
+    return ClientCredentials(context, target.user, password)
 
 
 def _read_password(path: str) -> str:

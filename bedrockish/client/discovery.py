@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from bedrockish.api.url import NEAREST, RANDOM, Address, Target, parse_address
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.errors import ConfigError
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 
 MEASURE_S = 1.0  # timeout of a measured handshake; slower nodes come last
 
 
-def by_distance(target: Target, entry: Entry) -> tuple[Address, ...]:
+def by_distance(target: Target, entry: ClientCredentials) -> tuple[Address, ...]:
     """Return the nodes of a URL, ordered by the time of a handshake: network, TLS and the node's own delay count."""
     took: dict[Address, float] = {}
     hello, seconds = Hello(f"client-{os.getpid()}", target.cluster, "client"), min(MEASURE_S, target.connect_timeout_s)
@@ -26,7 +26,7 @@ def by_distance(target: Target, entry: Entry) -> tuple[Address, ...]:
     def measure(address: Address) -> None:
         began = time.monotonic()
         try:
-            link = entry.dial_socket(address, hello, seconds, Limits())
+            link = entry.dial_socket(address, hello, seconds, LinkLimits())
         except (NetError, OSError):
             return
         took[address] = time.monotonic() - began
@@ -42,7 +42,7 @@ def by_distance(target: Target, entry: Entry) -> tuple[Address, ...]:
     return tuple(sorted(target.addresses, key=lambda address: known.get(address, float("inf"))))
 
 
-def in_order(target: Target, entry: Entry) -> tuple[Address, ...]:
+def in_order(target: Target, entry: ClientCredentials) -> tuple[Address, ...]:
     """Return the nodes of a URL in the order in which to try them; the node of the local file comes first.
 
     With the choice ``nearest`` this waits for the handshakes, up to ``MEASURE_S``.

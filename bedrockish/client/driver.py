@@ -11,12 +11,12 @@ import trio
 from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import BY_COLUMN, Answered, Ask, Told
 from bedrockish.client.calls import Calls
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.client.link_end import LIMITS, explain_end
 from bedrockish.client.sansio.core import open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
-from bedrockish.common.deadline_timer import Alarm
+from bedrockish.common.deadline_timer import DeadlineTimer
 from bedrockish.errors import BedrockishError, ClientClosedError
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
@@ -27,7 +27,7 @@ from bedrockish_net.stream import Link
 class Driver(Calls):
     """The links and calls of one client, on a trio loop."""
 
-    def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery, entry: Entry) -> None:
+    def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery, entry: ClientCredentials) -> None:
         self.target = target
         self._entry = entry
         self._core = open_core(target, random.random, token)
@@ -36,7 +36,7 @@ class Driver(Calls):
         self._scopes: dict[int, trio.CancelScope] = {}
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
         self._waiting: dict[int, trio.lowlevel.Task | None] = {}  # calls, each with the task that waits for it
-        self._alarm = Alarm(self._core.deadline, trio.current_time, self._woken)
+        self._alarm = DeadlineTimer(self._core.deadline, trio.current_time, self._woken)
         self._is_closed = False
         self._calls_made = 0
         self._process = os.getpid()

@@ -2,10 +2,10 @@
 
 from bedrockish.errors import AuthenticationError, BedrockishError, ProtocolMismatchError, UnavailableError
 from bedrockish_net.errors import Code, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 
 # Shorter times than between nodes: if a link is given up too early, its calls go to another node at little cost.
-LIMITS = Limits(ping_seconds=1.0, silence_seconds=4.0)
+LIMITS = LinkLimits(ping_seconds=1.0, silence_seconds=4.0)
 FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # lasting refusals: only another address helps
 
 

@@ -44,7 +44,7 @@ from bedrockish.local.leased_ids import LEASE, LEASE_MAX, IdsNeededError
 from bedrockish.local.page import socket_path
 from bedrockish.local.prepared import encode_prepared
 from bedrockish.local.reads import closed
-from bedrockish.local.transaction import LocalTransaction, Logged
+from bedrockish.local.transaction import ExecutedStatement, LocalTransaction
 from bedrockish.local.transactions import LocalTransactions
 from bedrockish.local.workspace_pool import NodeNeededError
 from bedrockish.sqltext.session_values import failed_at
@@ -405,7 +405,12 @@ class LocalSteps:
     # -- moving to the node ----------------------------------------------------------------------------------------
 
     async def _move(
-        self, one: LocalTransaction, log: list[Logged], what: Step, before: Sequence[Result], timeout_s: float
+        self,
+        one: LocalTransaction,
+        log: list[ExecutedStatement],
+        what: Step,
+        before: Sequence[Result],
+        timeout_s: float,
     ) -> list[Result]:
         """Move the transaction to the node: repeat its log there, run the statements of ``what`` after ``before``."""
         self.transactions.forget(what.request.command)
@@ -432,7 +437,7 @@ class LocalSteps:
             with suppress(UsageError):  # if the node refuses, it gives rows other ids, and the move fails
                 await self._session._call(Ask(0, UPKEEP, asked={"do": "lease", "table": table, "back": ids}), timeout_s)
 
-    async def _repeat(self, request: Request, logged: Sequence[Logged], op: str, timeout_s: float) -> None:
+    async def _repeat(self, request: Request, logged: Sequence[ExecutedStatement], op: str, timeout_s: float) -> None:
         """Repeat statements at the node; raise a ConflictError if the results differ from those in this process."""
         statements = tuple(one.statement for one in logged)
         try:
@@ -466,9 +471,9 @@ def _too_long(why: NodeNeededError) -> UnsupportedError:
     )
 
 
-def _groups(log: Sequence[Logged]) -> list[list[Logged]]:
+def _groups(log: Sequence[ExecutedStatement]) -> list[list[ExecutedStatement]]:
     """Return the statements in groups: each failed statement alone, the others in groups of up to ``TOGETHER``."""
-    found: list[list[Logged]] = []
+    found: list[list[ExecutedStatement]] = []
     for one in log:
         is_alone = one.told is None or not found or found[-1][-1].told is None or len(found[-1]) >= TOGETHER
         if is_alone:

@@ -19,7 +19,7 @@ import trio
 from bedrockish.api.requests import check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking import Connection, SocketClient, open_socket_client
-from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.credentials import ClientCredentials, entry_of
 from bedrockish.client.in_thread import run
 from bedrockish.client.request_builder import Where
 from bedrockish.client.trio_client import Client, open_client, target_of
@@ -47,7 +47,9 @@ class Pool:
         size: how many sessions there are at most.
     """
 
-    def __init__(self, url: Where | None, entry: Entry, nursery: trio.Nursery, size: int, token: bytes | None) -> None:
+    def __init__(
+        self, url: Where | None, entry: ClientCredentials, nursery: trio.Nursery, size: int, token: bytes | None
+    ) -> None:
         self.size = size
         self._target = target_of(url)
         self._url, self._entry, self._nursery, self._token = url, entry, nursery, token
@@ -134,7 +136,7 @@ class Pool:
 
 @asynccontextmanager
 async def open_pool(
-    url: Where | None = None, *, size: int = SIZE, token: bytes | None = None, entry: Entry | None = None
+    url: Where | None = None, *, size: int = SIZE, token: bytes | None = None, entry: ClientCredentials | None = None
 ) -> AsyncIterator[Pool]:
     """Open a pool of sessions and close it at the end of the block. The first session is opened at once.
 
@@ -173,7 +175,7 @@ class ConnectionPool:
         size: how many connections there are at most.
     """
 
-    def __init__(self, target: Target, entry: Entry, size: int, token: bytes | None) -> None:
+    def __init__(self, target: Target, entry: ClientCredentials, size: int, token: bytes | None) -> None:
         self.size = size
         self._target, self._entry, self._token = target, entry, token
         self._slots = _slots(size)

@@ -42,8 +42,8 @@ from bedrockish.client.sansio.transaction_steps import settle_request
 from bedrockish.client.transaction import (
     Call,
     CleanUpScope,
-    Options,
     Transaction,
+    TransactionOptions,
     run_transaction,
     shielded,
     transaction,
@@ -248,7 +248,7 @@ class Session(Calls):
             return True
         return self.local_steps is not None and await self.local_steps.writes_here(texts)
 
-    async def _transact_opened(self, statements: Statements, options: Options) -> list[Rows] | None:
+    async def _transact_opened(self, statements: Statements, options: TransactionOptions) -> list[Rows] | None:
         """Run statements in a transaction opened for them; return None if they must be sent as one request."""
         given = [statements] if isinstance(statements, str) else statements
         until = self._now() + options.timeout_s
@@ -489,10 +489,10 @@ class Session(Calls):
             raise UnsupportedError(WITHOUT_FILE)
         return self.local
 
-    def _options(self, isolation: str, read: str | None, timeout_s: float | None) -> Options:
+    def _options(self, isolation: str, read: str | None, timeout_s: float | None) -> TransactionOptions:
         read = read or self.target.read
         check_modes(read, isolation)
-        return Options(read, isolation, self._seconds(timeout_s), self._core.values, self._core.temporary)
+        return TransactionOptions(read, isolation, self._seconds(timeout_s), self._core.values, self._core.temporary)
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the connected node's report on itself and the cluster.

@@ -23,7 +23,7 @@ from typing import assert_never
 from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import BY_COLUMN, NODES, Answered, Ask, Step, Told
 from bedrockish.client.calls import Calls
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.client.discovery import members_of
 from bedrockish.client.link_end import LIMITS, explain_end
 from bedrockish.client.sansio.core import open_core
@@ -69,7 +69,7 @@ class SocketDriver(Calls):
     Why so large: One lock guards the links, the calls and the choice of the thread that reads for all.
     """
 
-    def __init__(self, target: Target, token: bytes | None, entry: Entry) -> None:
+    def __init__(self, target: Target, token: bytes | None, entry: ClientCredentials) -> None:
         self.target = target
         self._entry = entry
         self._is_inherited = False

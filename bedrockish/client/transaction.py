@@ -49,7 +49,7 @@ CleanUpScope = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TransactionOptions:
     """The checked arguments of ``Client.transaction``, and the session's state that its statements use."""
 
     read: str
@@ -67,7 +67,11 @@ class Transaction:
     """
 
     def __init__(
-        self, call: Call, options: Options, clean_up_scope: CleanUpScope = shielded, steps: "LocalSteps | None" = None
+        self,
+        call: Call,
+        options: TransactionOptions,
+        clean_up_scope: CleanUpScope = shielded,
+        steps: "LocalSteps | None" = None,
     ) -> None:
         self.command = new_command()
         self._call, self._clean_up_scope, self._local = call, clean_up_scope, steps
@@ -338,7 +342,9 @@ def _is_cancelled(error: BaseException) -> bool:
 
 
 @asynccontextmanager
-async def transaction(call: Call, options: Options, steps: "LocalSteps | None" = None) -> AsyncIterator[Transaction]:
+async def transaction(
+    call: Call, options: TransactionOptions, steps: "LocalSteps | None" = None
+) -> AsyncIterator[Transaction]:
     """Open a transaction; commit it at the end of the block, roll it back if the block raises."""
     opened = Transaction(call, options, steps=steps)
     try:
@@ -351,7 +357,7 @@ async def transaction(call: Call, options: Options, steps: "LocalSteps | None" =
 
 async def run_transaction(
     call: Call,
-    options: Options,
+    options: TransactionOptions,
     function: Callable[..., Awaitable[T]],
     args: tuple[Any, ...],
     steps: "LocalSteps | None" = None,

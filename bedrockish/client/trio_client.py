@@ -11,7 +11,7 @@ import trio
 from bedrockish.api.requests import Params, Rows
 from bedrockish.api.url import NEAREST, Address
 from bedrockish.api.wire import NODES, Ask, Told
-from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.credentials import ClientCredentials, entry_of
 from bedrockish.client.discovery import in_order, members_of
 from bedrockish.client.driver import Driver
 from bedrockish.client.local_file import local_steps, open_local
@@ -116,7 +116,7 @@ async def _in_thread(method: Callable[[], T], stop: Callable[[], None]) -> T:
 
 @asynccontextmanager
 async def open_client(
-    url: Where | None = None, *, token: bytes | None = None, entry: Entry | None = None
+    url: Where | None = None, *, token: bytes | None = None, entry: ClientCredentials | None = None
 ) -> AsyncIterator[Client]:
     """Open a session with a cluster and close it at the end of the block.
 

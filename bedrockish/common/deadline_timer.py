@@ -10,7 +10,7 @@ from collections.abc import Callable
 import trio
 
 
-class Alarm:
+class DeadlineTimer:
     """Calls ``act`` at the time ``when()``; after each call, ``reschedule`` must be called to set the next time.
 
     Args:

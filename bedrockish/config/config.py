@@ -70,7 +70,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClockConfig:
     """How the node's clock uses the machine's wall clock."""
 
     # Whether the clock follows the wall clock. False, the safety valve against wrong wall clocks, lets it only count.
@@ -121,12 +121,12 @@ class Config:
     limits: Bounds = field(default_factory=Bounds)  # the limits of the node
     log: Log = field(default_factory=Log)  # the log
     security: Security = field(default_factory=Security)  # TLS and logins
-    clock: Clock = field(default_factory=Clock)  # how the clock uses the machine's wall clock
+    clock: ClockConfig = field(default_factory=ClockConfig)  # how the clock uses the machine's wall clock
     journal: Keeping = field(default_factory=Keeping)  # how long the journal is kept
     repair: Repair = field(default_factory=Repair)  # detection and repair of damaged tables
 
 
-_SECTIONS = (Settings, Bounds, Log, Security, Clock, Keeping, Repair)
+_SECTIONS = (Settings, Bounds, Log, Security, ClockConfig, Keeping, Repair)
 SECTIONS: Mapping[str, type] = dict(
     zip(("timings", "limits", "log", "security", "clock", "journal", "repair"), _SECTIONS, strict=True)
 )

@@ -27,7 +27,7 @@ RowFactory = Callable[["Cursor", tuple[Any, ...]], Any]
 Again = tuple[tuple[str, ...], list[Any], int, int | None]
 
 
-class Owner(Protocol):
+class CursorOwner(Protocol):
     """The interface of a connection for its cursors."""
 
     row_factory: RowFactory | None
@@ -63,10 +63,10 @@ class Cursor:
         row_factory: called for each fetched row as ``row_factory(cursor, tuple)``; None for plain tuples.
     """
 
-    _connection: Owner = None  # type: ignore[assignment]  # None if a derived class does not call this __init__
+    _connection: CursorOwner = None  # type: ignore[assignment]  # None if a derived class does not call this __init__
     _is_busy = False  # whether the cursor is executing, or converting values
 
-    def __init__(self, connection: Owner) -> None:
+    def __init__(self, connection: CursorOwner) -> None:
         if not hasattr(connection, "_declared"):
             raise TypeError(f"a cursor is made of a Connection, not of {type(connection).__name__}")
         if self._is_busy:
@@ -100,7 +100,7 @@ class Cursor:
     # -- attributes of PEP 249 -------------------------------------------------------------------------------------
 
     @property
-    def connection(self) -> Owner:
+    def connection(self) -> CursorOwner:
         """The connection that made this cursor."""
         return self._connection
 

@@ -24,7 +24,7 @@ from bedrockish.errors import UnavailableError, UsageError
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import store
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 from bedrockish_journal.verify.row_digests import Range, RangeDigest, TouchedKeys, digest_range
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class BackgroundReads:
 
     def open_reader(self) -> apsw.Connection:
         """Return a new connection that only reads, with the functions of plugins."""
-        reader = Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        reader = ModuleConnection(self._file, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         set_up_reader(reader)
         bound(reader, self._limits.length_bytes)
         self._prepare(reader)

@@ -25,7 +25,7 @@ LONG_BYTES = 1 << 20  # a longer batch is flushed in another thread, so that cli
 FRAMES = 500  # an upper bound of the WAL frames of a batch that is not long
 
 
-class State(Enum):
+class WriterState(Enum):
     """The state of the writing connection."""
 
     STARTING = "the file is read, and no batch is open yet"
@@ -52,7 +52,7 @@ class Batch:
     def __init__(self, db: apsw.Connection, wal: Wal, limits: Limits, hooks: Hooks, number: int) -> None:
         self._db, self._wal, self._limits, self._hooks, self.number = db, wal, limits, hooks, number
         self.control = db.cursor().execute  # one cursor for all savepoints: a cursor costs more than a savepoint
-        self.state = State.STARTING
+        self.state = WriterState.STARTING
         self.failed = False  # whether the file or the machine failed, so that the batch is never committed
         self.weight = 0  # about how many bytes the open batch has
         self.guest: Guest | None = None  # the open transactions of clients, which borrow the connection
@@ -62,9 +62,9 @@ class Batch:
     def open(self) -> None:
         """Open the first batch, or the next one."""
         self.control("BEGIN IMMEDIATE")
-        if self.state is State.STARTING:
+        if self.state is WriterState.STARTING:
             self._wal.begun()
-        self.state = State.OPEN
+        self.state = WriterState.OPEN
 
     @property
     def is_dirty(self) -> bool:
@@ -106,7 +106,7 @@ class Batch:
         wait = self._wait
         if wait is not None:
             wait()
-        elif self.state is State.OPEN and not self._db.in_transaction and not self.failed:
+        elif self.state is WriterState.OPEN and not self._db.in_transaction and not self.failed:
             self._write_again()
 
     def _write_again(self) -> None:
@@ -157,7 +157,7 @@ class Batch:
         self._db.execute("BEGIN IMMEDIATE")
         self._wal.rolled_back()
         self._hooks.reload()
-        before, self.state = self.state, State.REDOING
+        before, self.state = self.state, WriterState.REDOING
         for action, arguments in self._actions:
             try:
                 action(*arguments)
@@ -192,7 +192,7 @@ class Batch:
         self.evict_guest()
         try:
             self._hooks.seal(self.number + 1)
-            self.state = State.COMMITTING
+            self.state = WriterState.COMMITTING
             self.control("COMMIT")
             self.number += 1
             self._actions.clear()
@@ -212,7 +212,7 @@ class Batch:
 
     def close(self) -> None:
         """Mark the batch as closed, and wait until no other thread has the connection."""
-        self.state = State.CLOSED
+        self.state = WriterState.CLOSED
         self.wait_for_writer()
 
     def discard(self) -> None:

@@ -22,14 +22,14 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.records import Prepared, Recovered
 from bedrockish.engine.background_reads import BackgroundReads
-from bedrockish.engine.batch import Batch, Hooks, State
+from bedrockish.engine.batch import Batch, Hooks, WriterState
 from bedrockish.engine.derived.index_keeper import stale_indexes
 from bedrockish.engine.entry_applier import EntryApplier
 from bedrockish.engine.execution import group_execution as together
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError, OneByOneError
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
+from bedrockish.engine.execution.interfaces import Beside, EngineParts, Flushed, Guest
 from bedrockish.engine.online_builds import OnlineBuilds
 from bedrockish.engine.sqlite.limits import Limits, Memory, TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
@@ -41,7 +41,7 @@ from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect, database_path
 from bedrockish.engine.storage.journal_tables import DamagedEntries, Journal
-from bedrockish.engine.storage.overlay_vfs import Moment, salt_of
+from bedrockish.engine.storage.overlay_vfs import FileState, salt_of
 from bedrockish.engine.storage.publication import Publication
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.schema_versions import Versions
@@ -272,7 +272,7 @@ class Engine:
             except apsw.Error as error:  # a part of the request may be left in the batch
                 raise self.batch.broken(error) from error
 
-    def lend(self, guest: Guest) -> Parts:
+    def lend(self, guest: Guest) -> EngineParts:
         """Lend the writing connection to open transactions, and return the parts of the engine that they need.
 
         The guest rolls its rows back when the engine needs the connection.
@@ -280,7 +280,7 @@ class Engine:
         batch, reader = self.batch, self.background.open_reader
         batch.guest = guest
         writer = self._db, self._executor, self._capture, self._applier, self._limits
-        return Parts(*writer, reader, batch.control, batch.redo)
+        return EngineParts(*writer, reader, batch.control, batch.redo)
 
     def beside(self) -> Beside:
         """Return the functions and objects with which other threads open connections in parallel with the writer's."""
@@ -288,9 +288,9 @@ class Engine:
         shared = self.locks, lambda: self._executor.known, self.access
         return Beside(self.background.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
 
-    def moment(self) -> Moment:
+    def moment(self) -> FileState:
         """Return the state of the file after the last flush."""
-        return Moment(self.wal.frames, salt_of(self.wal.descriptor), self.batch.number)
+        return FileState(self.wal.frames, salt_of(self.wal.descriptor), self.batch.number)
 
     @property
     def schema_version(self) -> int:
@@ -436,7 +436,7 @@ class Engine:
 
     def close(self) -> None:
         """Roll back the open batch, and close the file. A second call does nothing."""
-        if self.batch.state is State.CLOSED:
+        if self.batch.state is WriterState.CLOSED:
             return
         self.publication.end()
         self.builds.interrupt()

@@ -6,7 +6,7 @@ import apsw
 
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.table_layout import Tables
-from bedrockish.engine.batch import LONG_BYTES, Batch, State
+from bedrockish.engine.batch import LONG_BYTES, Batch, WriterState
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.row_applier import RowApplier, unreadable
 from bedrockish.engine.storage.schema_versions import Versions
@@ -135,7 +135,7 @@ class EntryApplier:
 
     def _apply_fitting(self, entry: Entry, changes: list[Change], applied_ms: int) -> bool:
         """Apply an entry of a few changes; return False, without effect, if that fails or the batch is being redone."""
-        if self._batch.state is State.REDOING:
+        if self._batch.state is WriterState.REDOING:
             return False
         fits = self._append_if(entry, applied_ms, lambda: self._rows.make_or_break(changes))
         if fits is False:
@@ -157,7 +157,7 @@ class EntryApplier:
         """Roll back the batch, because it has only a part of an entry, and write it again without that entry."""
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
-        if self._batch.state is State.REDOING:
+        if self._batch.state is WriterState.REDOING:
             raise DamagedError(
                 f"{entry.leader}{entry.tick} fitted the tables when it was written first, and does not when it is "
                 "written again"

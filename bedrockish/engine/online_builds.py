@@ -9,7 +9,7 @@ from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.engine.batch import Batch
 from bedrockish.engine.storage.index_build import Build, IndexBuild
-from bedrockish.engine.storage.index_plan import IndexPlan, Plan, SearchPlan, plan_build
+from bedrockish.engine.storage.index_plan import BuildPlan, IndexPlan, SearchPlan, plan_build
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.engine.storage.scratch_files import check_room
 from bedrockish.engine.storage.search_build import SearchBuild
@@ -37,11 +37,11 @@ class OnlineBuilds:
         self._file = db.filename
         self.current: Build | None = None  # the build in progress, or None
 
-    def plan(self, transaction: Transaction) -> Plan | None:
+    def plan(self, transaction: Transaction) -> BuildPlan | None:
         """Return the plan of the online build of a schema change; None if the change cannot be built online."""
         return plan_build(decode_steps(transaction.changes), self._tables(), self._prepare)
 
-    def start(self, plan: Plan, txid: Txid) -> Build:
+    def start(self, plan: BuildPlan, txid: Txid) -> Build:
         """Start the build of a scheduled change, and return it; every applied entry must be flushed.
 
         Raises:

@@ -16,16 +16,24 @@ from bedrockish.api.json_forms import (
     read_statements,
     write_json,
 )
-from bedrockish.api.requests import Answer, Statement, decode_results, part_digest
-from bedrockish.api.requests import Request as Command
+from bedrockish.api.requests import Answer, Request, Statement, decode_results, part_digest
 from bedrockish.client.request_builder import new_command, with_settings_of
 from bedrockish.client.sansio.retry import only_reads
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.http.changes import changes
-from bedrockish.http.guard import Admission, Guard
+from bedrockish.http.guard import Admission, RequestGuard
 from bedrockish.http.libsql.pipeline import Pipelines
 from bedrockish.http.libsql.session import DeclaredTypes
-from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, StatusError, error_reply, json_reply, raw_reply
+from bedrockish.http.messages import (
+    JSON,
+    NOT_KEPT,
+    HttpReply,
+    HttpRequest,
+    StatusError,
+    error_reply,
+    json_reply,
+    raw_reply,
+)
 from bedrockish.http.metrics import CONTENT_TYPE, metrics_text
 from bedrockish.http.request_memory import RequestMemory, UnfinishedBodies
 from bedrockish.http.streamed import streamed
@@ -34,11 +42,11 @@ from bedrockish.node.cluster.authentication import Gate
 from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import Owner, caller_of
 from bedrockish.sqltext.session_values import SessionValues, asks_values
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 
 logger = logging.getLogger(__name__)
 
-BODY_BYTES_MAX = Limits().frame_bytes_max  # the same bound as for a message of other clients
+BODY_BYTES_MAX = LinkLimits().frame_bytes_max  # the same bound as for a message of other clients
 WRITERS = trio.CapacityLimiter(2)  # threads that write JSON; each holds an answer as bytes, as rows and as text
 IN_THREAD_BYTES = 256 << 10  # longer JSON takes milliseconds, and is handled in a thread
 KEY = "idempotency-key"
@@ -59,10 +67,10 @@ OPERATIONS = (  # method, path, handler
 )
 NOT_FOR_HEAD = {"ask", "ask_stream", "changes"}  # a HEAD request would cause all the work, only to discard the answer
 
-Handler = Callable[[Request], Awaitable[Reply]]
+Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
-def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate) -> tuple[Guard, Pipelines]:
+def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate) -> tuple[RequestGuard, Pipelines]:
     """Return the guard that serves a node's requests, and the libSQL endpoints; the caller has to run their ``watch``.
 
     Args:
@@ -79,7 +87,7 @@ def make_app(node: Runtime, token: str, hosts: frozenset[str], gate: Gate) -> tu
 
     pipelines = Pipelines(node, declared, read_body)
     handlers = Handlers(node, pipelines.routes())
-    return Guard(handlers.answer, admission, hosts, node.faults.caught, request_memory, node), pipelines
+    return RequestGuard(handlers.answer, admission, hosts, node.faults.caught, request_memory, node), pipelines
 
 
 class Handlers:
@@ -95,7 +103,7 @@ class Handlers:
         self._handlers: dict[tuple[str, str], Handler] = {**others, **own}
         self._gets_only: set[Handler] = {getattr(self, name) for name in NOT_FOR_HEAD}
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: HttpRequest) -> HttpReply:
         """Answer a request; if the request is wrong, with the error."""
         try:
             handler = self._handlers.get((request.method, request.path)) or self._find(request)
@@ -105,7 +113,7 @@ class Handlers:
         except BedrockishError as error:
             return error_reply(error)
 
-    def _find(self, request: Request) -> Handler:
+    def _find(self, request: HttpRequest) -> Handler:
         if request.method == "HEAD":
             handler = self._handlers.get(("GET", request.path))
             if handler is not None and handler not in self._gets_only:
@@ -116,43 +124,43 @@ class Handlers:
             raise StatusError(405, text, {"allow": ", ".join(allowed)})
         raise StatusError(404, f"there is nothing at {request.path}; docs/http.md lists the paths")
 
-    async def routes(self, _request: Request) -> Reply:
+    async def routes(self, _request: HttpRequest) -> HttpReply:
         """Name the paths, for people who open the address in a browser."""
         paths = sorted({f"{method} {path}" for method, path, _ in OPERATIONS if path != "/"})
         return json_reply({"bedrockish": __version__, "paths": paths})
 
-    async def query(self, request: Request) -> Reply:
+    async def query(self, request: HttpRequest) -> HttpReply:
         """Run statements that only read."""
         return await self._one(request, *await self._command(request, read_only=True))
 
-    async def ask(self, request: Request) -> Reply:
+    async def ask(self, request: HttpRequest) -> HttpReply:
         """Run the statement in the URL, which only reads."""
         return await self._one(request, *self._question(request))
 
-    async def stream(self, request: Request) -> Reply:
+    async def stream(self, request: HttpRequest) -> HttpReply:
         """Run one statement that only reads, and write its rows as they are read."""
         return await self._streamed(request, *await self._command(request, read_only=True))
 
-    async def ask_stream(self, request: Request) -> Reply:
+    async def ask_stream(self, request: HttpRequest) -> HttpReply:
         """Run the statement in the URL, which only reads, and write its rows as they are read."""
         return await self._streamed(request, *self._question(request))
 
-    async def _streamed(self, request: Request, command: Command, objects: bool) -> Reply:
+    async def _streamed(self, request: HttpRequest, command: Request, objects: bool) -> HttpReply:
         streams, owner = self._node.transactions.streams, Owner(request.address)
         return await streamed(streams, owner, command, self._cluster_id, request.check_stay, objects=objects)
 
-    async def transaction(self, request: Request) -> Reply:
+    async def transaction(self, request: HttpRequest) -> HttpReply:
         """Run statements as one transaction."""
         return await self._one(request, *await self._command(request, read_only=False))
 
-    async def _one(self, request: Request, command: Command, objects: bool) -> Reply:
+    async def _one(self, request: HttpRequest, command: Request, objects: bool) -> HttpReply:
         answer = await self._node.submit(command)
         request.memory.add_answer(len(answer.results))
         return await _in_time(
             len(answer.results), lambda: _answered(command.command, answer, self._cluster_id, objects=objects)
         )
 
-    async def execute(self, request: Request) -> Reply:
+    async def execute(self, request: HttpRequest) -> HttpReply:
         """Run statements one after the other, each a transaction of its own; stop at the first that fails."""
         whole, objects = await self._command(request, read_only=False)
         many, token = len(whole.statements) > 1, whole.token
@@ -184,59 +192,59 @@ class Handlers:
             memory.answered, lambda: _executed(whole.command, answers, self._cluster_id, objects=objects)
         )
 
-    async def status(self, _request: Request) -> Reply:
+    async def status(self, _request: HttpRequest) -> HttpReply:
         """Return the node's status."""
         return json_reply(self._node.status())
 
-    async def nodes(self, _request: Request) -> Reply:
+    async def nodes(self, _request: HttpRequest) -> HttpReply:
         """Return the part of the node's status about the members."""
         return json_reply(self._node.status()["nodes"])
 
-    async def changes(self, request: Request) -> Reply:
+    async def changes(self, request: HttpRequest) -> HttpReply:
         """Return the change feed, transaction by transaction."""
         return await changes(self._node, request)
 
-    async def alive(self, _request: Request) -> Reply:
+    async def alive(self, _request: HttpRequest) -> HttpReply:
         """Answer at once: this shows that the loop runs."""
         return json_reply({"alive": True})
 
-    async def ready(self, _request: Request) -> Reply:
+    async def ready(self, _request: HttpRequest) -> HttpReply:
         """Return whether clients should send requests to this node."""
         status = self._node.status()
         why_not = [*(["this node is stopping"] if self._node.is_leaving else []), *not_ready(status)]
         body = {"ready": not why_not, "reasons": why_not, "troubles": status["troubles"]}
         return json_reply(body, 503 if why_not else 200)
 
-    async def metrics(self, _request: Request) -> Reply:
+    async def metrics(self, _request: HttpRequest) -> HttpReply:
         """Return all metrics."""
-        return Reply(metrics_text(self._node), 200, {"content-type": CONTENT_TYPE, **NOT_KEPT})
+        return HttpReply(metrics_text(self._node), 200, {"content-type": CONTENT_TYPE, **NOT_KEPT})
 
     @property
     def _cluster_id(self) -> str:
         return self._node.core.state.roster.membership.cluster_id
 
-    async def _command(self, request: Request, *, read_only: bool) -> tuple[Command, bool]:
+    async def _command(self, request: HttpRequest, *, read_only: bool) -> tuple[Request, bool]:
         body = await _json_body(request)
         is_long = len(body) > IN_THREAD_BYTES
         statements = await trio.to_thread.run_sync(read_statements, body) if is_long else read_statements(body)
         objects, pairs = read_shape(_pairs(request))
         return self._request(request, statements, pairs, read_only=read_only), objects
 
-    def _question(self, request: Request) -> tuple[Command, bool]:
+    def _question(self, request: HttpRequest) -> tuple[Request, bool]:
         statements, pairs = read_question(_pairs(request))
         objects, pairs = read_shape(pairs)
         asked = read_request(statements, pairs, None, new_command(), self._cluster_id, read_only=True)
         return _for_caller(request, asked), objects
 
     def _request(
-        self, request: Request, statements: tuple[Statement, ...], pairs: list[tuple[str, str]], *, read_only: bool
-    ) -> Command:
+        self, request: HttpRequest, statements: tuple[Statement, ...], pairs: list[tuple[str, str]], *, read_only: bool
+    ) -> Request:
         key = request.headers.get(KEY)
         asked = read_request(statements, pairs, key, new_command(), self._cluster_id, read_only=read_only)
         return _for_caller(request, asked)
 
 
-def _for_caller(request: Request, command: Command) -> Command:
+def _for_caller(request: HttpRequest, command: Request) -> Request:
     """Return a command with its settings and user; mark its request to end with the caller if it only reads."""
     request.ends_with_caller = only_reads(command)
     statements = with_settings_of(command.statements, SessionValues())
@@ -245,18 +253,18 @@ def _for_caller(request: Request, command: Command) -> Command:
     return command
 
 
-def _pairs(request: Request) -> list[tuple[str, str]]:
+def _pairs(request: HttpRequest) -> list[tuple[str, str]]:
     return read_pairs(request.query)
 
 
-async def _json_body(request: Request) -> bytes:
+async def _json_body(request: HttpRequest) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         raise StatusError(415, f"the body should be JSON; send the header 'Content-Type: {JSON}'")
     return await read_body(request)
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: HttpRequest) -> bytes:
     """Return the body of a request.
 
     Raises:
@@ -286,7 +294,7 @@ def _too_large() -> TooLargeError:
     return TooLargeError(f"the body has more than {BODY_BYTES_MAX} bytes; split the request")
 
 
-async def _in_time(size: int, make: Callable[[], bytes]) -> Reply:
+async def _in_time(size: int, make: Callable[[], bytes]) -> HttpReply:
     if size <= IN_THREAD_BYTES:
         return raw_reply(make())
     return raw_reply(await trio.to_thread.run_sync(make, limiter=WRITERS))

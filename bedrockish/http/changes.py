@@ -11,8 +11,7 @@ from typing import Any
 import trio
 
 from bedrockish.api.json_forms import read_pairs, write_json
-from bedrockish.api.requests import STALE, Statement, check_cluster, decode_results
-from bedrockish.api.requests import Request as Command
+from bedrockish.api.requests import STALE, Request, Statement, check_cluster, decode_results
 from bedrockish.api.url import suggest
 from bedrockish.client.request_builder import new_command
 from bedrockish.errors import (
@@ -25,15 +24,15 @@ from bedrockish.errors import (
     UsageError,
     pack_error,
 )
-from bedrockish.http.messages import Reply, Request, lines_reply
+from bedrockish.http.messages import HttpReply, HttpRequest, lines_reply
 from bedrockish.node.rights import check_upkeep
 from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import Owner
 from bedrockish_journal.feed.change_feed import (
     Committed,
-    Cursor,
     CursorError,
     Feed,
+    FeedCursor,
     FeedPrunedError,
     FeedUnreadableError,
 )
@@ -71,7 +70,7 @@ class Asked:
     as_events: bool
 
 
-def read_asked(request: Request) -> Asked:
+def read_asked(request: HttpRequest) -> Asked:
     """Read the options of a request.
 
     Raises:
@@ -103,7 +102,7 @@ def read_asked(request: Request) -> Asked:
     return Asked(after, tables or None, follow == "true", wait_s, limit, given.get("hold"), as_events)
 
 
-async def changes(node: Runtime, request: Request) -> Reply:
+async def changes(node: Runtime, request: HttpRequest) -> HttpReply:
     """Return the feed as a reply. An error that occurs after the reply has begun is its last line.
 
     Raises:
@@ -135,7 +134,7 @@ Page = tuple[list[Committed], int]
 class _Reader:
     """The output of the feed to one reader."""
 
-    def __init__(self, node: Runtime, feed: Feed, asked: Asked, request: Request) -> None:
+    def __init__(self, node: Runtime, feed: Feed, asked: Asked, request: HttpRequest) -> None:
         self._node, self._feed, self._asked, self._request = node, feed, asked, request
         self._told = trio.current_time()
         self._left = asked.limit or -1
@@ -162,8 +161,8 @@ class _Reader:
         except FeedUnreadableError as error:
             raise DamagedError(str(error)) from error
 
-    def _command(self, question: tuple[str, tuple[Any, ...]]) -> Command:
-        return Command(new_command(), (Statement(*question),), STALE, user=self._request.user)
+    def _command(self, question: tuple[str, tuple[Any, ...]]) -> Request:
+        return Request(new_command(), (Statement(*question),), STALE, user=self._request.user)
 
     async def _large(self) -> Page:
         """Return the next transaction, whose size ``result_bytes_max`` does not bound."""
@@ -234,7 +233,7 @@ class _Reader:
             return self._line(as_data(one), str(one.cursor))
         return await trio.to_thread.run_sync(lambda: self._line(as_data(one), str(one.cursor)))
 
-    def _cursor_line(self, sent: Cursor | None = None) -> bytes:
+    def _cursor_line(self, sent: FeedCursor | None = None) -> bytes:
         """Return a line with the reader's cursor: ``sent``, or the end of all pages read, omitted changes included."""
         place = sent or self._feed.cursor
         cursor = str(place) if place.clock else ""

@@ -21,7 +21,7 @@ from http import HTTPStatus
 import trio
 
 from bedrockish.errors import UsageError
-from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
+from bedrockish.http.messages import CallerGoneError, HttpReply, HttpRequest, Write, error_reply
 from bedrockish.http.parsing import Parser
 from bedrockish.node.admin.watching import files_max
 from bedrockish.node.transactions.callers import fits
@@ -45,10 +45,10 @@ _SAFETY = "".join(f"{name}: {value}\r\n" for name, value in SAFETY.items()).enco
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER that discards the bytes that wait in the kernel
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
-Serves = Callable[[Request, Write], Awaitable[None]]
+Serves = Callable[[HttpRequest, Write], Awaitable[None]]
 
 
-class Connection:
+class HttpConnection:
     """One connection of a caller, and its requests, which are answered one after the other.
 
     Args:
@@ -61,7 +61,7 @@ class Connection:
         self._plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
         self._parser = Parser(host_of(stream), self._read_body)
         self._waits_since = math.inf  # time from which on a write has waited for the caller; inf: none waits
-        self._request: Request | None = None  # the request that is being answered
+        self._request: HttpRequest | None = None  # the request that is being answered
         self._is_answered = self._is_last = False
         self._since = 0.0  # time at which the head of the request had arrived
         # When the connection is cut off unless more data arrive before, on trio's clock.
@@ -130,7 +130,7 @@ class Connection:
 
     # -- replies ---------------------------------------------------------------------------------------------------
 
-    async def _write(self, reply: Reply) -> None:
+    async def _write(self, reply: HttpReply) -> None:
         """Write the reply to the request that is being answered."""
         if self._is_answered:
             raise CallerGoneError("in the middle of a reply")
@@ -146,7 +146,7 @@ class Connection:
         self._is_answered = True
         await self.send(head if request is not None and request.method == "HEAD" else head + body)
 
-    async def _write_pieces(self, reply: Reply, pieces: AsyncGenerator[bytes]) -> None:
+    async def _write_pieces(self, reply: HttpReply, pieces: AsyncGenerator[bytes]) -> None:
         """Write a body as fast as the caller reads it, until its end or until the caller has gone.
 
         If an error cuts the body short, the missing last chunk shows it to the caller.
@@ -252,7 +252,7 @@ class Connection:
         self._plain.socket.close()
 
 
-def head_of(reply: Reply, length: bytes, *, is_last: bool) -> bytes:
+def head_of(reply: HttpReply, length: bytes, *, is_last: bool) -> bytes:
     """Return the head of a reply, including the line for the length of the body."""
     lines = _LINES.get(reply.status) or _line_of(reply.status)
     for name, value in reply.headers.items():
@@ -284,7 +284,7 @@ async def serve_connections(
     listener: socket.socket,  # the listening socket, which is closed at the end
     tls: ssl.SSLContext | None,  # the encryption of connections; None: they are plain
     patience_s: float,  # how long a caller may take for a part of an answer, in seconds
-    connections: set[Connection],  # the set that has each connection while it is served
+    connections: set[HttpConnection],  # the set that has each connection while it is served
     leaves: Callable[[], bool] = lambda: False,  # returns whether the node is stopping
 ) -> None:
     """Accept connections and serve their requests, until cancelled."""
@@ -299,7 +299,7 @@ async def serve_connections(
             logger.warning("refused an HTTP client: %s; raise the limit of open files (ulimit -n)", why)
             await trio.aclose_forcefully(stream)
             return
-        connection = Connection(stream, serve, leaves)
+        connection = HttpConnection(stream, serve, leaves)
         connections.add(connection)
         by_host[host] += 1
         try:

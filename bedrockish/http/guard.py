@@ -17,7 +17,7 @@ from bedrockish.common.access_token import PREFIX, read_token
 from bedrockish.common.trace_context import current_traceparent, read_traceparent
 from bedrockish.engine.statements.rights import TOKEN
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
-from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
+from bedrockish.http.messages import CallerGoneError, HttpReply, HttpRequest, Write, error_reply
 from bedrockish.http.request_memory import RequestMemory
 from bedrockish.node.cluster.authentication import Gate
 from bedrockish.node.runtime import Runtime
@@ -83,12 +83,12 @@ class Admission:
         return login[0]
 
 
-class Guard:
+class RequestGuard:
     """The guard of requests: checks their logins, and answers an unexpected exception as an internal error."""
 
     def __init__(
         self,
-        answer: Callable[[Request], Awaitable[Reply]],  # answers an admitted request
+        answer: Callable[[HttpRequest], Awaitable[HttpReply]],  # answers an admitted request
         admission: Admission,  # the logins that the node accepts
         hosts: frozenset[str],  # names under which the node may be called if callers need no login
         caught: Callable[..., BedrockishError],  # turns an unexpected exception into an error
@@ -98,7 +98,7 @@ class Guard:
         self._answer, self._admission, self._hosts = answer, admission, hosts
         self._caught, self._memory, self._node = caught, memory, node
 
-    async def serve(self, request: Request, write: Write) -> None:
+    async def serve(self, request: HttpRequest, write: Write) -> None:
         """Answer a request."""
         self._node.http_calls += 1
         request.memory = self._memory()
@@ -113,7 +113,7 @@ class Guard:
             request.memory.close()
             self._node.http_calls -= 1
 
-    async def _serve(self, request: Request, write: Write) -> None:
+    async def _serve(self, request: HttpRequest, write: Write) -> None:
         try:
             request.user = await self._admit(request)
         except UsageError as error:
@@ -131,7 +131,7 @@ class Guard:
         basic = ['Basic realm="bedrockish", charset="UTF-8"'] if self._admission.gate.users else []
         return {"www-authenticate": ", ".join(["Bearer", *basic])}
 
-    async def _admit(self, request: Request) -> str:
+    async def _admit(self, request: HttpRequest) -> str:
         """Return the user of a request; empty at a node without logins."""
         path, headers = request.path, request.headers
         is_open = path in OPEN

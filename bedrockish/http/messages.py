@@ -28,7 +28,7 @@ class StatusError(Exception):
         self.status, self.text, self.headers = status, text, headers
 
 
-class Request:
+class HttpRequest:
     """A request whose head has arrived; its body may still be in transit.
 
     Args:
@@ -94,7 +94,7 @@ class Request:
         return found
 
 
-class Reply:
+class HttpReply:
     """The reply to a request.
 
     Args:
@@ -108,10 +108,10 @@ class Reply:
         self.body, self.status, self.headers = body, status, headers
 
 
-Write = Callable[[Reply], Awaitable[None]]
+Write = Callable[[HttpReply], Awaitable[None]]
 
 
-def json_reply(value: object, status: int = 200) -> Reply:
+def json_reply(value: object, status: int = 200) -> HttpReply:
     """Return a value as a reply that no cache keeps."""
     return raw_reply(write_json(value), status)
 
@@ -119,18 +119,20 @@ def json_reply(value: object, status: int = 200) -> Reply:
 _JSON_HEADERS = {"content-type": JSON, **NOT_KEPT}
 
 
-def raw_reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+def raw_reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpReply:
     """Return JSON as a reply that no cache keeps."""
-    return Reply(body, status, {**_JSON_HEADERS, **headers} if headers else _JSON_HEADERS)
+    return HttpReply(body, status, {**_JSON_HEADERS, **headers} if headers else _JSON_HEADERS)
 
 
-def error_reply(error: BedrockishError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Reply:
+def error_reply(
+    error: BedrockishError, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> HttpReply:
     """Return an error as a reply; by default with the status that belongs to it."""
     status = status or status_of(error)
     later = {"retry-after": "1"} if status == 503 else {}
     return raw_reply(write_error(error), status, {**later, **(headers or {})})
 
 
-def lines_reply(lines: AsyncGenerator[bytes], kind: str) -> Reply:
+def lines_reply(lines: AsyncGenerator[bytes], kind: str) -> HttpReply:
     """Return a body of this media type that is written as fast as it is read."""
-    return Reply(lines, 200, {"content-type": kind, **NOT_KEPT})
+    return HttpReply(lines, 200, {"content-type": kind, **NOT_KEPT})

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import httptools
 
 from bedrockish.errors import UsageError
-from bedrockish.http.messages import Request, StatusError
+from bedrockish.http.messages import HttpRequest, StatusError
 
 HEAD_BYTES_MAX = 64 << 10  # limit of a head, a trailer, or the line before a part of a body; one read may exceed it
 HEADERS_MAX = 200
@@ -29,9 +29,9 @@ class Parser:
     def __init__(self, address: str, more: Callable[[], Awaitable[None]]) -> None:
         self._address, self._more = address, more
         # The requests whose heads have arrived, and that wait for their answers.
-        self.requests: deque[Request] = deque()
+        self.requests: deque[HttpRequest] = deque()
         self.fault: StatusError | None = None  # the error that ended the reading; None before
-        self._current: Request | None = None  # the request whose body is not whole yet
+        self._current: HttpRequest | None = None  # the request whose body is not whole yet
         self._url, self._headers, self._count = b"", dict[str, str](), 0
         self._is_past_upgrade = False  # whether the head that is being parsed was made by ``_pass_upgrade``
         self._stalled = 0  # bytes since the last head or part of a body
@@ -64,7 +64,7 @@ class Parser:
                 return
             self._pass_upgrade(self._current)
 
-    def _pass_upgrade(self, request: Request) -> None:
+    def _pass_upgrade(self, request: HttpRequest) -> None:
         """Continue with HTTP/1.1 after a request that offers another protocol, as the first request of some clients
         does.
 
@@ -121,7 +121,7 @@ class Parser:
         target = self._url
         if target[:1] != b"/":  # a proxy may send the whole URL
             target = self._path_of(target) if b"://" in target else target
-        request = Request(parser.get_method().decode(), target, headers, self._address, self._more)
+        request = HttpRequest(parser.get_method().decode(), target, headers, self._address, self._more)
         if "%" in request.path:
             request.path = unquote(request.path)
         request.is_old = parser.get_http_version() == "1.0"

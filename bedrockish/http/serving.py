@@ -11,7 +11,7 @@ from bedrockish.api.url import Address
 from bedrockish.config.config import Config
 from bedrockish.errors import ConfigError
 from bedrockish.http.app import make_app
-from bedrockish.http.connections import Connection, serve_connections
+from bedrockish.http.connections import HttpConnection, serve_connections
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.runtime import Runtime
 from bedrockish_net.listening import LACKING
@@ -92,7 +92,7 @@ async def serve_http(
             listener = await listen(Address(str(host), port))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pipelines.watch)
-            connections = cast(set[Connection], node.callers)
+            connections = cast(set[HttpConnection], node.callers)
             patience_s = config.limits.idle_stream_ms / 1000
             leaves, tls = lambda: node.is_leaving, certificate.context()
             await serve_connections(guard.serve, listener, tls, patience_s, connections, leaves=leaves)

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from bedrockish.api.json_forms import pack_object, pack_row, pack_token, unique_names, write_json
 from bedrockish.api.requests import Request, decode_results
 from bedrockish.errors import BedrockishError, UnavailableError, pack_error
-from bedrockish.http.messages import Reply, lines_reply
+from bedrockish.http.messages import HttpReply, lines_reply
 from bedrockish.node.transactions.callers import Owner
 from bedrockish.node.transactions.cursors import Stream, Streams
 
@@ -20,7 +20,7 @@ async def streamed(
     check_stay: Callable[[], None],  # raises AuthenticationError if the caller's token has expired
     *,
     objects: bool,  # whether rows are written as objects
-) -> Reply:
+) -> HttpReply:
     """Return the response for a statement that reads.
 
     The first line has the columns. Then each line is a row: an array, or an object with the key ``row``. The last line

@@ -19,9 +19,9 @@ from bedrockish.common import forks
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.clock_functions import Holder
 from bedrockish.errors import UnavailableError, UsageError
-from bedrockish.local.page import Facts, Published
+from bedrockish.local.page import Published, PublishedFacts
 from bedrockish_journal.storage.store import unpack_on
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 
 STATEMENTS_KEPT = 512
 BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
@@ -34,7 +34,7 @@ _is_watching = False
 _abandoned: list[object] = []  # the parent's connections after a fork; closing them in the child could harm the parent
 
 
-def connect(published: Published, facts: Facts) -> apsw.Connection:
+def connect(published: Published, facts: PublishedFacts) -> apsw.Connection:
     """Return a read-only connection, in a read transaction, to the file that a page names.
 
     Raises:
@@ -51,7 +51,7 @@ def connect(published: Published, facts: Facts) -> apsw.Connection:
             _open[place] = _open.get(place, 0) + 1
     try:
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        db = Connection(published.database, flags=flags, statementcachesize=STATEMENTS_KEPT)
+        db = ModuleConnection(published.database, flags=flags, statementcachesize=STATEMENTS_KEPT)
         db.set_progress_handler(forks.stand_still, forks.STEPS, id="fork")
     except BaseException as error:
         _closed(place)
@@ -81,7 +81,7 @@ def _remedy(error: apsw.Error) -> str:
     return f"{'raise the limit of files of the program, or ' if is_count else ''}connect to a URL"
 
 
-def _has_changed(published: Published, facts: Facts) -> bool:
+def _has_changed(published: Published, facts: PublishedFacts) -> bool:
     now = published.facts()
     published.check(now)
     return (now.generation, now.process, now.since) != (facts.generation, facts.process, facts.since)

@@ -15,7 +15,7 @@ from bedrockish.common.forks import watch_forks
 from bedrockish.engine.execution.executor import KnownSchema
 from bedrockish.engine.statements.expansion import Expansion
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.local.page import Facts
+from bedrockish.local.page import PublishedFacts
 from bedrockish_journal.model.membership import Membership, read_membership
 
 FILES_MAX = 4  # the most files whose schemas are kept
@@ -49,7 +49,7 @@ class _FileSchemas:
         """Replace the lock, because another thread of the parent may have held it."""
         self._lock = threading.Lock()
 
-    def read(self, db: apsw.Connection, facts: Facts) -> FileSchema:
+    def read(self, db: apsw.Connection, facts: PublishedFacts) -> FileSchema:
         """Return the schema and the membership of a connection's snapshot.
 
         Args:

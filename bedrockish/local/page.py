@@ -47,7 +47,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 )
 
 
-class Facts(NamedTuple):
+class PublishedFacts(NamedTuple):
     """A node's published facts about itself and its file."""
 
     mode: int  # ``SERVING``, ``READING``, ``REFUSING`` or ``STOPPED``
@@ -83,7 +83,7 @@ class Facts(NamedTuple):
         return ""
 
 
-class Batch(NamedTuple):
+class PublishedBatch(NamedTuple):
     """A batch in the WAL, with its number of frames as published, the WAL's salts, and the version of the schema."""
 
     number: int
@@ -140,7 +140,7 @@ class Page:
         self._sequence = _SEQUENCE.unpack_from(self._map, _SEQUENCE_AT)[0] & ~1
         found = os.stat(database)
         generation = 1 if before is None else (before.generation + 1) & 0xFFFFFFFF
-        self._facts = Facts(
+        self._facts = PublishedFacts(
             REFUSING,
             boot_id(),
             os.getpid(),
@@ -267,7 +267,7 @@ class Published:
     def __init__(self, database: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.database, self._pause = database, pause
         self._last_bytes = b""
-        self._facts = Facts(STOPPED, b"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._facts = PublishedFacts(STOPPED, b"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         path = page_path(database)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -288,7 +288,7 @@ class Published:
                 ) from error
             raise UnavailableError(_unserved(database, why)) from error
 
-    def facts(self) -> Facts:
+    def facts(self) -> PublishedFacts:
         """Return the facts on the page now.
 
         Raises:
@@ -300,7 +300,7 @@ class Published:
                 return self._facts
             magic, sequence, check = _HEAD.unpack_from(data)
             if not sequence & 1 and magic == MAGIC and crc32(data[_FACTS_AT:]) == check:
-                self._facts, self._last_bytes = Facts._make(_FACTS.unpack_from(data, _FACTS_AT)), data
+                self._facts, self._last_bytes = PublishedFacts._make(_FACTS.unpack_from(data, _FACTS_AT)), data
                 return self._facts
             self._pause(TORN_S)
         raise UnavailableError(_unserved(self.database, f"{page_path(self.database)} cannot be read"))
@@ -320,14 +320,14 @@ class Published:
         """Return whether the page still has these bytes."""
         return self._bytes(0, _FACTS_END) == last_bytes
 
-    def batch(self, number: int) -> Batch | None:
+    def batch(self, number: int) -> PublishedBatch | None:
         """Return what the page tells about a batch; None if the batch is not among the last ``BATCHES``."""
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
         entry = self._bytes(place, place + _BATCH.size)
         found, frames, salts, schema, check = _BATCH.unpack(entry)
         if found != number or crc32(entry[:-4]) != check:
             return None
-        return Batch(found, frames, salts, schema)
+        return PublishedBatch(found, frames, salts, schema)
 
     def changes_bytes(self) -> int | None:
         """Return the most bytes of rows that one transaction may change; None on the page of an older node."""
@@ -335,7 +335,7 @@ class Published:
         most, check = _BOUND.unpack(entry)
         return int(most) if most and crc32(entry[:-4]) == check else None
 
-    def check(self, facts: Facts) -> None:
+    def check(self, facts: PublishedFacts) -> None:
         """Check that a node of this machine serves the file at this path now.
 
         Raises:
@@ -387,12 +387,12 @@ def _mapped(path: str, mode: int) -> tuple[mmap.mmap, int]:
         os.close(file)
 
 
-def _facts_in(page: mmap.mmap) -> Facts | None:
+def _facts_in(page: mmap.mmap) -> PublishedFacts | None:
     data = page[:_FACTS_END]
     magic, _, check = _HEAD.unpack_from(data)
     if magic != MAGIC or crc32(data[_FACTS_AT:]) != check:
         return None
-    return Facts._make(_FACTS.unpack_from(data, _FACTS_AT))
+    return PublishedFacts._make(_FACTS.unpack_from(data, _FACTS_AT))
 
 
 def _unserved(database: str, why: str, advice: str = "start its node with 'bedrockish serve', or ") -> str:

@@ -32,9 +32,9 @@ from bedrockish.errors import (
 )
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
-from bedrockish.local.page import SILENT_NS, Facts, Published, now_ns
+from bedrockish.local.page import SILENT_NS, Published, PublishedFacts, now_ns
 from bedrockish.local.program_functions import End, Give, ProgramError
-from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, Pin, Reader, note_commit, seen_by
+from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, ReadConnection, SnapshotBlock, note_commit, seen_by
 from bedrockish.sqltext.attach import Order
 
 IDLE_S = 0.1  # a snapshot that is not read for this time is released
@@ -51,7 +51,7 @@ class _Known(NamedTuple):
     this process with which the snapshot was compared.
     """
 
-    reader: Reader
+    reader: ReadConnection
     moment: FileMoment
     last_bytes: bytes
     until: int
@@ -105,7 +105,7 @@ class LocalReads:
         """The node's page; None before the file was first opened."""
         return self._snapshots.published
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> PublishedFacts | None:
         """Return the facts that the node publishes; None while no node serves the file. The caller holds ``lock``."""
         return self._snapshots.facts()
 
@@ -307,7 +307,7 @@ class LocalReads:
                 raise closed()
             return found, self._token_after(reader, level, token)
 
-    def _token_after(self, reader: Reader, level: str, token: Token) -> Token:
+    def _token_after(self, reader: ReadConnection, level: str, token: Token) -> Token:
         """Return the session's token after a read; keep the read for ``read_again``; release its snapshot if due."""
         moment, snapshots = reader.moment, self._snapshots
         assert moment is not None
@@ -336,7 +336,7 @@ class LocalReads:
             raise error
         raise SqlError(f"the statement cannot be run: {error}") from error
 
-    def _run(self, reader: Reader, sql: str, params: Params) -> Rows | None:
+    def _run(self, reader: ReadConnection, sql: str, params: Params) -> Rows | None:
         piece = reader.permitted(sql, self.user) if self.user else reader.piece(sql, is_limited=False)
         if piece is None:
             return None
@@ -376,7 +376,7 @@ class LocalReads:
             UnavailableError: no durable snapshot was new enough for the session in time.
             UnsupportedError: the level is strict.
         """
-        pin = Pin()
+        pin = SnapshotBlock()
         self.pin(pin, level, token, timeout_s)
         try:
             yield
@@ -384,11 +384,11 @@ class LocalReads:
             self.unpin(pin)
 
     @staticmethod
-    def new_pin() -> Pin:
+    def new_pin() -> SnapshotBlock:
         """Return a pin for ``pin`` and ``unpin``, to which the frame of the block must refer."""
-        return Pin()
+        return SnapshotBlock()
 
-    def pin(self, pin: Pin, level: str, token: Callable[[], Token], timeout_s: float) -> None:
+    def pin(self, pin: SnapshotBlock, level: str, token: Callable[[], Token], timeout_s: float) -> None:
         """Hold a snapshot until ``unpin``. The errors are those of ``snapshot``."""
         notice_fork()
         if level == STRICT:
@@ -408,7 +408,7 @@ class LocalReads:
                 )
             time.sleep(0.001)
 
-    def unpin(self, pin: Pin) -> None:
+    def unpin(self, pin: SnapshotBlock) -> None:
         """Let later reads use newer snapshots, after the last block has ended."""
         with self.lock:
             self._snapshots.unpin(pin)

@@ -23,7 +23,7 @@ from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, ResultLostError, UnavailableError
 from bedrockish.local import connections
-from bedrockish.local.page import READING, SILENT_NS, Facts, Published, now_ns
+from bedrockish.local.page import READING, SILENT_NS, Published, PublishedFacts, now_ns
 from bedrockish.sqltext.session_settings import LIKE, NONE, split_settings
 from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
@@ -37,10 +37,10 @@ _WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') 
 _MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
 
 
-class Reader:
+class ReadConnection:
     """One read-only connection, and the statements that were compiled on it."""
 
-    def __init__(self, db: apsw.Connection, facts: Facts, late: Callable[[], bool]) -> None:
+    def __init__(self, db: apsw.Connection, facts: PublishedFacts, late: Callable[[], bool]) -> None:
         self.db, self.facts = db, facts
         self.place = facts.device, facts.inode
         self.execute = db.cursor().execute
@@ -160,7 +160,7 @@ def _after_fork() -> None:
 call_after_fork(_after_fork)
 
 
-class Pin:
+class SnapshotBlock:
     """A ``snapshot`` block, which holds the snapshot as long as the block's frame refers to this object."""
 
 
@@ -190,11 +190,11 @@ class FileSnapshots:
     def __init__(self, database: str, prepare: Callable[[apsw.Connection], None], is_late: Callable[[], bool]) -> None:
         self._database, self._prepare, self._is_late = database, prepare, is_late
         self.published: Published | None = None
-        self.readers: list[Reader] = []
+        self.readers: list[ReadConnection] = []
         self.cluster_id: Callable[[], str] = str  # returns an empty text
         self.origin: Origin = database, ""
         self.compared = _NONE
-        self.pins = set[weakref.ref[Pin]]()  # a WeakSet takes three times as long to say whether it is empty
+        self.pins = set[weakref.ref[SnapshotBlock]]()  # a WeakSet takes three times as long to say whether it is empty
         self.is_read = self.is_log_ending = self.is_closed = False
         self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released
         self._pinned_at = self._try_at = 0.0
@@ -207,13 +207,13 @@ class FileSnapshots:
         if now < self._try_at:
             return False
         self._try_at = now + AGAIN_S
-        made: list[Reader] = []
+        made: list[ReadConnection] = []
         published: Published | None = None
         try:
             published = Published(self._database)
             facts = published.facts()
             for _ in range(2):
-                made.append(Reader(connections.connect(published, facts), facts, self._is_late))
+                made.append(ReadConnection(connections.connect(published, facts), facts, self._is_late))
             for one in made:
                 self._prepare(one.db)
             made[0].look()
@@ -252,7 +252,7 @@ class FileSnapshots:
         if self.readers:
             self._check_cluster(self.readers[0].db)
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> PublishedFacts | None:
         """Return the facts that the node publishes; None while no node serves the file."""
         try:
             if self.readers and self.published is not None and not self._is_of(self.published.facts()):
@@ -263,7 +263,7 @@ class FileSnapshots:
         except BedrockishError:
             return None
 
-    def _is_of(self, facts: Facts) -> bool:
+    def _is_of(self, facts: PublishedFacts) -> bool:
         """Return whether the connections were opened under the generation of ``facts``."""
         of = self.readers[0].facts
         return (facts.generation, facts.since) == (of.generation, of.since)
@@ -292,7 +292,7 @@ class FileSnapshots:
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
-    def newest(self, token: Token, level: str, wait_s: float = DURABLE_S) -> Reader | None:
+    def newest(self, token: Token, level: str, wait_s: float = DURABLE_S) -> ReadConnection | None:
         """Return a connection whose snapshot is durable and new enough for the session; None without such a snapshot.
 
         Args:
@@ -336,7 +336,7 @@ class FileSnapshots:
         """The commits that sessions of this process have made by the file; another object after each commit."""
         return _commits.get(self.origin, _NONE)
 
-    def _pinned(self) -> Reader:
+    def _pinned(self) -> ReadConnection:
         first = self.readers[0]
         self._pinned_at = time.monotonic()
         if first.moment is None:
@@ -344,7 +344,7 @@ class FileSnapshots:
             raise ResultLostError(f"the snapshot was not read for {PINNED_S:g} s and was released; take another one")
         return first
 
-    def _move_on(self, facts: Facts) -> Reader:
+    def _move_on(self, facts: PublishedFacts) -> ReadConnection:
         """Take the newest snapshot; return its connection if it is durable, or if no older snapshot is held.
 
         Otherwise return the connection of the older snapshot.
@@ -365,7 +365,7 @@ class FileSnapshots:
             self.readers.reverse()
         return first
 
-    def pin(self, pin: Pin, token: Token, level: str) -> bool:
+    def pin(self, pin: SnapshotBlock, token: Token, level: str) -> bool:
         """Hold the newest snapshot, or that of an open block, until ``unpin``; return False if none can be held.
 
         The errors are those of ``newest``.
@@ -377,7 +377,7 @@ class FileSnapshots:
         self._is_lost = False
         return True
 
-    def unpin(self, pin: Pin) -> None:
+    def unpin(self, pin: SnapshotBlock) -> None:
         """Let later reads use newer snapshots, after the last block has ended."""
         self.pins.discard(weakref.ref(pin))
         self._is_lost = self._is_lost and bool(self.pins)

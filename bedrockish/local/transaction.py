@@ -41,7 +41,7 @@ RESULT_BYTES = Limits().result_bytes
 
 
 @dataclass(slots=True)
-class Logged:
+class ExecutedStatement:
     """An executed statement with its result, or with the text of its error."""
 
     statement: Statement
@@ -67,7 +67,9 @@ class LocalTransaction:
         self.since = time.monotonic()
         self.ids: list[tuple[str, int]] = []  # the leased ids that the transaction has given to rows, with their tables
         self._ids_version = pool.ids.version
-        self.log: list[Logged] | None = []  # the statements so far; None if there are too many to repeat at the node
+        self.log: (
+            list[ExecutedStatement] | None
+        ) = []  # the statements so far; None if there are too many to repeat at the node
         self._logged = 0
         self._ended: BedrockishError | None = None
         self._is_left = False  # whether the workspace was given back
@@ -168,12 +170,12 @@ class LocalTransaction:
             is_lacking = "no such function" in error.message or "no such collation" in error.message
             if is_lacking and not self.keeps_rows:
                 raise NodeNeededError(error.message) from error
-            self._log_statement(Logged(statement, None, error.message))
+            self._log_statement(ExecutedStatement(statement, None, error.message))
             raise
         except UsageError as error:
-            self._log_statement(Logged(statement, None, error.message))
+            self._log_statement(ExecutedStatement(statement, None, error.message))
             raise
-        self._log_statement(Logged(statement, result))
+        self._log_statement(ExecutedStatement(statement, result))
         return result
 
     def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
@@ -208,10 +210,10 @@ class LocalTransaction:
                     else:
                         self.ids += ids.given.ids
         except UsageError as error:
-            self._log_statement(Logged(Statement(sql, values), None, error.message))
+            self._log_statement(ExecutedStatement(Statement(sql, values), None, error.message))
             raise
         if result is not None:
-            self._log_statement(Logged(Statement(sql, values), result))
+            self._log_statement(ExecutedStatement(Statement(sql, values), result))
         return result
 
     def run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
@@ -236,7 +238,7 @@ class LocalTransaction:
                 self._pool.ids.take_back_given()
                 alone = first + 1 if given.is_short else alone  # the first runs alone, and leases ids for all
         for statement, result in zip(statements[first:], found, strict=False):
-            self._log_statement(Logged(statement, result))
+            self._log_statement(ExecutedStatement(statement, result))
         return found, alone
 
     def _run(self, statement: Statement) -> Result:
@@ -265,7 +267,7 @@ class LocalTransaction:
                 raise UnsupportedError("read sets do not cover the database's own tables and clocks")
             return result
 
-    def _log_statement(self, one: Logged) -> None:
+    def _log_statement(self, one: ExecutedStatement) -> None:
         if self.log is None:
             return
         self.log.append(one)

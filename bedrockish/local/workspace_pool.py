@@ -15,13 +15,13 @@ from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage.moment_row import FileMoment
-from bedrockish.engine.storage.overlay_vfs import Moment
+from bedrockish.engine.storage.overlay_vfs import FileState
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
 from bedrockish.local.file_schema import FILE_SCHEMAS, FileSchema
 from bedrockish.local.leased_ids import LeasedIds
-from bedrockish.local.page import SERVING, Facts, Published
+from bedrockish.local.page import SERVING, Published, PublishedFacts
 from bedrockish.local.reads import LocalReads
 from bedrockish.local.snapshots import may_see
 
@@ -41,7 +41,7 @@ class FileWorkspace:
     """A workspace, and the files that were opened for it under one generation of the node's page."""
 
     def __init__(
-        self, pool: "WorkspacePool", published: Published, facts: Facts, *, has_temporary: bool = False
+        self, pool: "WorkspacePool", published: Published, facts: PublishedFacts, *, has_temporary: bool = False
     ) -> None:
         self.held: TemporaryWorkspace | None = None
         self._published, self.facts, self._pool = published, facts, pool
@@ -91,7 +91,7 @@ class FileWorkspace:
             self.workspace.register(attached.apply_to)
             self._attached = attached.version
 
-    def is_of(self, facts: Facts) -> bool:
+    def is_of(self, facts: PublishedFacts) -> bool:
         """Return whether the workspace's files are those of the page's present generation."""
         return (self.facts.generation, self.facts.since) == (facts.generation, facts.since)
 
@@ -155,7 +155,7 @@ class WorkspacePool:
             given(db)
         self.attached.apply_to(db)
 
-    def serving(self) -> tuple[Published | None, Facts | None]:
+    def serving(self) -> tuple[Published | None, PublishedFacts | None]:
         """Return the page, and its facts if the node leads transactions now."""
         with self.reads.lock:
             facts = self.reads.facts()
@@ -164,7 +164,7 @@ class WorkspacePool:
             return None, None
         return published, facts
 
-    def take(self, published: Published, facts: Facts) -> FileWorkspace:
+    def take(self, published: Published, facts: PublishedFacts) -> FileWorkspace:
         """Return an idle workspace on the page's present file, or open one."""
         while True:
             with self._lock:
@@ -206,7 +206,7 @@ class WorkspacePool:
                 file_workspace.reader, file_workspace.facts, moment.schema, moment.members
             )
             workspace.move_to(
-                moment.vector, moment.schema, Moment(batch.frames, batch.salts, moment.batch), moment.clock
+                moment.vector, moment.schema, FileState(batch.frames, batch.salts, moment.batch), moment.clock
             )
             return moment
 
@@ -214,7 +214,7 @@ class WorkspacePool:
         with self.reads.lock:
             return published.facts().durable
 
-    def schema(self, db: apsw.Connection, facts: Facts, version: int, members: int = -1) -> FileSchema:
+    def schema(self, db: apsw.Connection, facts: PublishedFacts, version: int, members: int = -1) -> FileSchema:
         """Return the schema and the membership of a connection's snapshot, from the cache if their versions are equal.
 
         ``version`` -1 accepts any cached schema.
@@ -229,7 +229,7 @@ class WorkspacePool:
         self.ids.use_members(made.node, made.membership)
         return made
 
-    def check_generation(self, facts: Facts) -> None:
+    def check_generation(self, facts: PublishedFacts) -> None:
         """Check that the node still serves the file on which a transaction has run.
 
         Raises:

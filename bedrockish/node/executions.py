@@ -47,7 +47,7 @@ SHORT = 50  # the most statements of a request that may share a transaction with
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 
 
-class Serving(Protocol):
+class ServingExecutions(Protocol):
     """The parts of a node that an execution needs."""
 
     engine: Engine
@@ -70,7 +70,7 @@ class Serving(Protocol):
 class Executions:
     """Executes the requests for which the core emits Execute."""
 
-    def __init__(self, node: Serving, groups: GroupTimer) -> None:
+    def __init__(self, node: ServingExecutions, groups: GroupTimer) -> None:
         self._node, self._groups = node, groups
 
     def execute(self, request_id: int, clock: int, following: deque[on.Event], group: tuple[int, ...] = ()) -> None:

@@ -24,7 +24,7 @@ from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
 
 
-class Parts(Protocol):
+class NodeParts(Protocol):
     """The parts of a node that its reports are about."""
 
     engine: Engine
@@ -48,7 +48,7 @@ class Parts(Protocol):
 class Reports:
     """Makes one node's status, and answers the orders for its statements and open transactions."""
 
-    def __init__(self, node: Parts, credentials: Credentials | None) -> None:
+    def __init__(self, node: NodeParts, credentials: Credentials | None) -> None:
         self._node, self._credentials = node, credentials
         self._started = node.clock().wall_ms / 1000
         self._troubles = Troubles()

@@ -48,7 +48,7 @@ from bedrockish.node.reports import Reports
 from bedrockish.node.scheduling.assembler import Assembler
 from bedrockish.node.scheduling.checkpoints import Checkpoints
 from bedrockish.node.scheduling.direct_reads import DirectReads
-from bedrockish.node.scheduling.durability import Done, Kept, MakePrepared, Waiter
+from bedrockish.node.scheduling.durability import Done, HeldOutput, MakePrepared, Waiter
 from bedrockish.node.scheduling.durability_gate import DurabilityGate
 from bedrockish.node.scheduling.entry_sender import EntrySender
 from bedrockish.node.scheduling.faults import Faults
@@ -563,7 +563,7 @@ class Runtime:
         if self.engine.checkpoint_due:
             self._checkpoints.begin(self._nursery)
 
-    def release(self, kept: Kept) -> None:
+    def release(self, kept: HeldOutput) -> None:
         """Send kept output: the writes before it are durable."""
         self._groups.answered(len(kept.replies), self._writes.count)
         for waiter in kept.replies:  # before the messages, because the other nodes would compete for the processors

@@ -21,14 +21,14 @@ from bedrockish.config.config import Config
 from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish.node.admin.status import WAITING
 from bedrockish.node.admin.troubles import CANNOT_WRITE
-from bedrockish.node.admin.watching import Room
+from bedrockish.node.admin.watching import WriteCheck
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.published import close_socket, open_socket
 from bedrockish_journal.model.levels import LEVEL
 from bedrockish_net.errors import LinkClosedError, NetError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import accept, is_local
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.stream import Link
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ RETRY_S = 5.0  # the pause before a port in use is tried again
 class WaitingNode:
     """Answers clients and peers of a node that waits, with the reason."""
 
-    def __init__(self, config: Config, room: Room) -> None:
+    def __init__(self, config: Config, room: WriteCheck) -> None:
         self._config, self._room, self._since = config, room, time.monotonic()
 
     @property
@@ -79,7 +79,7 @@ class WaitingNode:
 
 async def answer_links(config: Config, credentials: Credentials, node: WaitingNode) -> None:
     """Answer clients and refuse peers on the node's port, until cancelled."""
-    places, limits = trio.CapacityLimiter(CALLERS_MAX), Limits()
+    places, limits = trio.CapacityLimiter(CALLERS_MAX), LinkLimits()
     hello = Hello(config.node, config.cluster)
 
     def welcome(remote: Hello) -> Hello:
@@ -133,7 +133,7 @@ def _reply(link: Link, node: WaitingNode, payloads: list[bytes]) -> None:
 async def wait_in_the_open(
     config: Config,
     credentials: Credentials,  # the node's credentials, for links and HTTP
-    room: Room,  # knows why the node waits
+    room: WriteCheck,  # knows why the node waits
     serve_http: Callable[..., Any] | None,  # answers HTTP with the reason, until cancelled; None without HTTP
 ) -> None:
     """Answer with the reason until the node's file can be written."""

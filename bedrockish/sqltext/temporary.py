@@ -6,7 +6,7 @@ from itertools import islice
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
+from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
 
 _HEAD = 12  # number of first tokens that are read: enough for the name in CREATE TEMP TABLE IF NOT EXISTS
 
@@ -52,7 +52,7 @@ def filling_select(sql: str) -> str:
     return sql[found.end :].strip() if found is not None and found.text != "(" else ""
 
 
-def _head(sql: str) -> list[Token]:
+def _head(sql: str) -> list[SqlToken]:
     try:
         return list(islice(walk(sql), _HEAD))
     except NotTokensError:

@@ -40,7 +40,7 @@ class NotTokensError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class SqlToken:
     """A word, literal, parameter or operator in an SQL text."""
 
     # ``word`` (a name or keyword), ``quoted`` (a name in quotes of any kind), ``string``, ``number``, ``blob``,
@@ -66,7 +66,7 @@ class Token:
         return inner if quote is None else inner.replace(quote * 2, quote)
 
 
-def tokens(sql: str) -> list[Token]:
+def tokens(sql: str) -> list[SqlToken]:
     """Return the tokens of a text, without blanks and comments.
 
     Raises:
@@ -75,7 +75,7 @@ def tokens(sql: str) -> list[Token]:
     return list(walk(sql))
 
 
-def walk(sql: str) -> Iterator[Token]:
+def walk(sql: str) -> Iterator[SqlToken]:
     """Yield the tokens of a text, as ``tokens`` returns them, one by one.
 
     Raises:
@@ -96,11 +96,11 @@ def walk(sql: str) -> Iterator[Token]:
         if kind == "param" and found[0][0] != "?" and sql.startswith("(", end):
             raise NotTokensError(f"the parameter at character {at} has a parenthesis that does not end")
         if kind != "blank":
-            yield Token(kind, at, end, found[0])  # type: ignore[arg-type]
+            yield SqlToken(kind, at, end, found[0])  # type: ignore[arg-type]
         at = end
 
 
-def parameter_numbers(found: list[Token]) -> dict[int, int]:
+def parameter_numbers(found: list[SqlToken]) -> dict[int, int]:
     """Return SQLite's number of each parameter, from 1, by the position of its token in the list."""
     numbers: dict[int, int] = {}
     names: dict[str, int] = {}
@@ -130,7 +130,7 @@ def spliced(sql: str, cuts: Iterable[Cut]) -> str:
     return "".join([*parts, sql[at:]])
 
 
-def with_queries(sql: str, found: list[Token], queries: str, cuts: Iterable[Cut]) -> str:
+def with_queries(sql: str, found: list[SqlToken], queries: str, cuts: Iterable[Cut]) -> str:
     """Return a statement with ``queries`` first in its WITH, which it may have already, and with parts replaced."""
     if found[0].is_word("WITH"):
         begin, head = found[2 if found[1].is_word("RECURSIVE") else 1].start, f"{queries}, "

@@ -67,7 +67,7 @@ class GapError(JournalError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BackupPlan:
     """The parameters of a continuous backup."""
 
     every_s: float  # how old the last snapshot may become before another one is made, in seconds
@@ -80,7 +80,7 @@ def numbered(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern))
 
 
-async def follow(url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> None:
+async def follow(url: str, folder: Path, plan: BackupPlan, say: Callable[[str], None]) -> None:
     """Update a directory up to safe time, once or for ever.
 
     Raises:
@@ -99,7 +99,7 @@ async def follow(url: str, folder: Path, plan: Plan, say: Callable[[str], None])
 
 
 async def _run(
-    client: Client, backup: "_Backup", plan: Plan, say: Callable[[str], None], check_path: Callable[[], None]
+    client: Client, backup: "_Backup", plan: BackupPlan, say: Callable[[str], None], check_path: Callable[[], None]
 ) -> None:
     while True:
         check_path()
@@ -146,7 +146,7 @@ def _check_path(folder: Path, lock: IO[str]) -> None:
 
 
 @asynccontextmanager
-async def _opened(url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> AsyncIterator["_Backup"]:
+async def _opened(url: str, folder: Path, plan: BackupPlan, say: Callable[[str], None]) -> AsyncIterator["_Backup"]:
     backup = _Backup(url, folder, plan, say)
     await backup.open()
     try:
@@ -158,7 +158,7 @@ async def _opened(url: str, folder: Path, plan: Plan, say: Callable[[str], None]
 class _Backup:
     """The continuous backup in a directory, and the segment to which it appends."""
 
-    def __init__(self, url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, url: str, folder: Path, plan: BackupPlan, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._plan, self._say = url, folder, plan, say
         self._segment: Segment | None = None
         self.late: BedrockishError | None = None  # why the snapshot that is due could not be made; None if none is due

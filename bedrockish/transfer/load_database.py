@@ -21,7 +21,7 @@ from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UsageError
 from bedrockish.sqltext.literals import literal
 from bedrockish_journal.model.plain_names import quote
-from bedrockish_journal.storage.vector_modules import Connection, SqliteError, open_to_check, open_to_read
+from bedrockish_journal.storage.vector_modules import ModuleConnection, SqliteError, open_to_check, open_to_read
 from bedrockish_journal.storage.virtual_tables import FTS5, VirtualTable, is_virtual, parse_virtual
 
 BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # limits of a batch, which a node executes in about 20 ms
@@ -45,7 +45,7 @@ SYSTEM, JOURNAL = "bedrockish_", "bedrockish_journal"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """The content of the database to be loaded."""
 
     # The name and the CREATE statement of each table, parents before the children that refer to them, with the virtual
@@ -67,7 +67,7 @@ class Loaded:
     before: int  # the number of transactions that an earlier run had committed
 
 
-def open_source(path: Path) -> Connection:
+def open_source(path: Path) -> ModuleConnection:
     """Open the database to be loaded, read-only.
 
     Raises:
@@ -79,7 +79,7 @@ def open_source(path: Path) -> Connection:
         raise UsageError(f"{path} cannot be opened: {error}; check the path and its permissions") from error
 
 
-def read_plan(db: Source, path: Path) -> Plan:
+def read_plan(db: Source, path: Path) -> LoadPlan:
     """Read the schema, and return the plan of the load.
 
     Raises:
@@ -116,7 +116,7 @@ def read_plan(db: Source, path: Path) -> Plan:
     }
     rest = virtual + [(kind, name, sql) for kind, name, sql, table in rows if kind != "table" and table not in shadows]
     rest.sort(key=lambda one: REST_ORDER.index(one[0]))
-    return Plan(
+    return LoadPlan(
         [(name, tables[name]) for name in parents_first(tables, references)],
         rest + [(SETTING, one.name, sql) for one in made if one.module == FTS5 for sql in _configuring(db, one)],
         knots(references),
@@ -190,7 +190,7 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def survey(db: Source, plan: Plan) -> list[str]:
+def survey(db: Source, plan: LoadPlan) -> list[str]:
     """Return the rows that a cluster would refuse: with broken references or text, or too large."""
     found: list[str] = []
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from bedrockish_journal.spark.source.columns import ARROW
-from bedrockish_journal.spark.source.options import Options, check_columns
+from bedrockish_journal.spark.source.options import ReadOptions, check_columns
 from bedrockish_journal.spark.source.reading import parts, read_part
 from bedrockish_journal.spark.source.typed_rows import table_of
 
@@ -33,7 +33,7 @@ def read_journal(path: "str | os.PathLike[str]", **options: str | int) -> pa.Rec
             f"the path should be one text, such as 'a.db,b.db', or a Path, not a {type(path).__name__}; join several "
             "paths by commas"
         )
-    parsed = Options.parse({**{name: str(value) for name, value in options.items()}, "path": where})
+    parsed = ReadOptions.parse({**{name: str(value) for name, value in options.items()}, "path": where})
     table = table_of(parsed)
     check_columns(table, parsed.name, parsed.columns)
     columns = {name: table.columns[name] for name in parsed.columns or table.columns}

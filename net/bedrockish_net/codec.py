@@ -9,13 +9,13 @@ import cbor2
 
 from bedrockish_net import events
 from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError
-from bedrockish_net.frame import Kind, encode_frame
-from bedrockish_net.limits import Limits
+from bedrockish_net.frame import FrameKind, encode_frame
+from bedrockish_net.limits import LinkLimits
 
 MESSAGE_CHARACTERS_MAX = 1000
 
 
-def encode_event(event: events.Event, limits: Limits) -> bytes:
+def encode_event(event: events.Event, limits: LinkLimits) -> bytes:
     """Return the frame of an event; empty bytes for ``Closed``, which is the end of the stream.
 
     Raises:
@@ -23,41 +23,41 @@ def encode_event(event: events.Event, limits: Limits) -> bytes:
     """
     match event:
         case events.Data(payload):
-            return _checked(Kind.DATA, payload, limits.frame_bytes_max)
+            return _checked(FrameKind.DATA, payload, limits.frame_bytes_max)
         case events.Ping(token):
-            return _checked(Kind.PING, token, events.PING_BYTES_MAX)
+            return _checked(FrameKind.PING, token, events.PING_BYTES_MAX)
         case events.Pong(token):
-            return _checked(Kind.PONG, token, events.PING_BYTES_MAX)
+            return _checked(FrameKind.PONG, token, events.PING_BYTES_MAX)
         case events.Hello():
-            return _checked(Kind.HELLO, _pack_hello(event), limits.hello_bytes_max)
+            return _checked(FrameKind.HELLO, _pack_hello(event), limits.hello_bytes_max)
         case events.Goodbye(code, message, info):
             packed: dict[str, Any] = {"code": str(code), "message": message[:MESSAGE_CHARACTERS_MAX]}
             packed |= {"info": dict(info)} if info else {}
-            return _checked(Kind.GOODBYE, cbor2.dumps(packed), limits.hello_bytes_max)
+            return _checked(FrameKind.GOODBYE, cbor2.dumps(packed), limits.hello_bytes_max)
         case events.Closed():
             return b""
         case _:
             assert_never(event)
 
 
-def decode_event(kind: Kind, payload: bytes) -> events.Event:
+def decode_event(kind: FrameKind, payload: bytes) -> events.Event:
     """Return the event of a frame.
 
     Raises:
         RemoteProtocolError: the payload does not fit the frame's kind, or is a HELLO of another version.
     """
     match kind:
-        case Kind.DATA:
+        case FrameKind.DATA:
             return events.Data(payload)
-        case Kind.PING | Kind.PONG:
+        case FrameKind.PING | FrameKind.PONG:
             if len(payload) > events.PING_BYTES_MAX:
                 raise RemoteProtocolError(
                     Code.MALFORMED, f"{kind.name} has {len(payload)} bytes; the limit is {events.PING_BYTES_MAX}"
                 )
-            return events.Ping(payload) if kind is Kind.PING else events.Pong(payload)
-        case Kind.HELLO:
+            return events.Ping(payload) if kind is FrameKind.PING else events.Pong(payload)
+        case FrameKind.HELLO:
             return _unpack_hello(_unpack_map(kind, payload))
-        case Kind.GOODBYE:
+        case FrameKind.GOODBYE:
             packed = _unpack_map(kind, payload)
             message = _text(packed, "message", MESSAGE_CHARACTERS_MAX, default="")
             return events.Goodbye(_text(packed, "code"), message, _info(kind, packed))
@@ -65,7 +65,7 @@ def decode_event(kind: Kind, payload: bytes) -> events.Event:
             assert_never(kind)
 
 
-def _checked(kind: Kind, payload: bytes, limit: int) -> bytes:
+def _checked(kind: FrameKind, payload: bytes, limit: int) -> bytes:
     if len(payload) > limit:
         raise LocalProtocolError(f"{kind.name} of {len(payload)} bytes is over the limit of {limit}")
     return encode_frame(kind, payload)
@@ -101,17 +101,19 @@ def _unpack_hello(packed: dict[Any, Any]) -> events.Hello:
     node = _text(packed, "node")
     if role == "peer" and not node:
         raise RemoteProtocolError(Code.MALFORMED, "HELLO of a peer has no name in it")
-    return events.Hello(node, _optional(packed, "cluster"), role, _optional(packed, "to"), _info(Kind.HELLO, packed))
+    return events.Hello(
+        node, _optional(packed, "cluster"), role, _optional(packed, "to"), _info(FrameKind.HELLO, packed)
+    )
 
 
-def _info(kind: Kind, packed: dict[Any, Any]) -> dict[str, Any]:
+def _info(kind: FrameKind, packed: dict[Any, Any]) -> dict[str, Any]:
     info = packed.get("info", {})
     if not isinstance(info, dict):
         raise RemoteProtocolError(Code.MALFORMED, f"{kind.name} has an info that is not a map")
     return info
 
 
-def _unpack_map(kind: Kind, payload: bytes) -> dict[Any, Any]:
+def _unpack_map(kind: FrameKind, payload: bytes) -> dict[Any, Any]:
     try:
         packed = cbor2.loads(payload)
     except Exception as error:

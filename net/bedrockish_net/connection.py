@@ -15,13 +15,13 @@ from enum import Enum, auto
 from bedrockish_net.codec import decode_event, encode_event
 from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from bedrockish_net.frame import HEADER, FrameReader, Kind
-from bedrockish_net.limits import Limits
+from bedrockish_net.frame import HEADER, FrameKind, FrameReader
+from bedrockish_net.limits import LinkLimits
 
-_DATA = int(Kind.DATA)
+_DATA = int(FrameKind.DATA)
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """The state of one end, which decides the events that the end may send."""
 
     HELLO = auto()
@@ -41,11 +41,21 @@ class Side(Enum):
     ACCEPTER = auto()
 
 
-TRANSITIONS: dict[State, dict[type[Event], State]] = {
-    State.HELLO: {Hello: State.OPEN, Goodbye: State.CLOSING, Closed: State.CLOSED},
-    State.OPEN: {Data: State.OPEN, Ping: State.OPEN, Pong: State.OPEN, Goodbye: State.CLOSING, Closed: State.CLOSED},
-    State.CLOSING: {Closed: State.CLOSED},
-    State.CLOSED: {},
+TRANSITIONS: dict[ConnectionState, dict[type[Event], ConnectionState]] = {
+    ConnectionState.HELLO: {
+        Hello: ConnectionState.OPEN,
+        Goodbye: ConnectionState.CLOSING,
+        Closed: ConnectionState.CLOSED,
+    },
+    ConnectionState.OPEN: {
+        Data: ConnectionState.OPEN,
+        Ping: ConnectionState.OPEN,
+        Pong: ConnectionState.OPEN,
+        Goodbye: ConnectionState.CLOSING,
+        Closed: ConnectionState.CLOSED,
+    },
+    ConnectionState.CLOSING: {Closed: ConnectionState.CLOSED},
+    ConnectionState.CLOSED: {},
 }
 
 
@@ -58,14 +68,14 @@ class Connection:
             fields, whose node and cluster are checked against this one.
     """
 
-    def __init__(self, side: Side, local: Hello, limits: Limits | None = None) -> None:
+    def __init__(self, side: Side, local: Hello, limits: LinkLimits | None = None) -> None:
         self.side = side
         self.local = local
-        self.local_state = State.HELLO  # the state of our end
-        self.remote_state = State.HELLO  # the state of the other end
+        self.local_state = ConnectionState.HELLO  # the state of our end
+        self.remote_state = ConnectionState.HELLO  # the state of the other end
         self.is_open = False  # whether both ends may send messages
         self.remote: Hello | None = None  # the other end's HELLO; None before it arrived
-        self._limits = limits or Limits()
+        self._limits = limits or LinkLimits()
         self._frames = FrameReader(self._limits.hello_bytes_max)
         self._ended = False
         self._failure: RemoteProtocolError | None = None
@@ -166,7 +176,7 @@ class Connection:
         frame = self._frames.next_frame()
         if frame is not None:
             return decode_event(*frame)
-        if not self._ended or self.remote_state is State.CLOSED:
+        if not self._ended or self.remote_state is ConnectionState.CLOSED:
             return None
         self._frames.check_end()
         return Closed()
@@ -178,17 +188,17 @@ class Connection:
         except LocalProtocolError as error:
             raise RemoteProtocolError(Code.UNEXPECTED, str(error)) from error
         talks = isinstance(event, (Data, Ping, Pong))
-        if talks and self.local_state is State.HELLO:
+        if talks and self.local_state is ConnectionState.HELLO:
             raise RemoteProtocolError(Code.UNEXPECTED, f"{_name(event)} came before our HELLO was answered or sent")
         if isinstance(event, Hello):
-            if self.side is Side.DIALLER and self.local_state is State.HELLO:
+            if self.side is Side.DIALLER and self.local_state is ConnectionState.HELLO:
                 raise RemoteProtocolError(Code.UNEXPECTED, "the accepter said HELLO before the dialler did")
             self._check_wiring(event)
             self.remote = event
         self.remote_state = state
         self._update_is_open()
 
-    def _move(self, state: State, event: Event) -> State:
+    def _move(self, state: ConnectionState, event: Event) -> ConnectionState:
         try:
             return TRANSITIONS[state][type(event)]
         except KeyError:
@@ -196,7 +206,7 @@ class Connection:
 
     def _check_order(self, event: Event) -> None:
         if isinstance(event, Hello):
-            if self.side is Side.ACCEPTER and self.remote_state is not State.OPEN:
+            if self.side is Side.ACCEPTER and self.remote_state is not ConnectionState.OPEN:
                 raise LocalProtocolError("an accepter says HELLO only after the dialler did")
         elif isinstance(event, (Data, Ping, Pong)) and not self.is_open:
             raise LocalProtocolError(f"{_name(event)} is not possible: the other end is in {self.remote_state.name}")
@@ -226,17 +236,17 @@ class Connection:
 
     def _update_is_open(self) -> None:
         """Update ``is_open`` after a change of either state."""
-        self.is_open = self.local_state is State.OPEN and self.remote_state is State.OPEN
+        self.is_open = self.local_state is ConnectionState.OPEN and self.remote_state is ConnectionState.OPEN
         if self.is_open:
             self._frames.limit = self._limits.frame_bytes_max
 
     def _answer(self, error: RemoteProtocolError) -> bytes:
         """Close our end because the other end broke the protocol, and return the bytes of a GOODBYE, if allowed."""
-        self.remote_state = State.CLOSED
+        self.remote_state = ConnectionState.CLOSED
         self.is_open = False
         if Goodbye not in TRANSITIONS[self.local_state]:
             return b""
-        self.local_state = State.CLOSING
+        self.local_state = ConnectionState.CLOSING
         return encode_event(Goodbye(error.code, error.message), self._limits)
 
 

@@ -15,7 +15,7 @@ SHORT_BYTES = 4 << 10  # up to this size, copying a payload twice is faster than
 KEPT_BYTES = 1 << 20  # more bytes than this that were returned already are removed from the buffer at once
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame. Zero is not a kind, so that a run of zero bytes is malformed."""
 
     HELLO = 1
@@ -25,11 +25,11 @@ class Kind(IntEnum):
     GOODBYE = 5
 
 
-_DATA, _HEADER_BYTES = int(Kind.DATA), HEADER.size
-_KINDS = {int(kind): kind for kind in Kind}
+_DATA, _HEADER_BYTES = int(FrameKind.DATA), HEADER.size
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
-def encode_frame(kind: Kind, payload: bytes) -> bytes:
+def encode_frame(kind: FrameKind, payload: bytes) -> bytes:
     """Return the bytes of one frame."""
     return HEADER.pack(len(payload), kind) + payload
 
@@ -80,7 +80,7 @@ class FrameReader:
         """Discard all buffered bytes."""
         self._buffer, self._at = bytearray(), 0
 
-    def next_frame(self) -> tuple[Kind, bytes] | None:
+    def next_frame(self) -> tuple[FrameKind, bytes] | None:
         """Return the next whole frame, or None if more bytes are needed.
 
         Raises:

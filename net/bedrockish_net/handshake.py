@@ -22,7 +22,7 @@ from bedrockish_net.errors import (
     TlsError,
 )
 from bedrockish_net.events import Event, Goodbye, Hello
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.link_texts import READ_BYTES, WAY_TO_TLS, address_text, broken_off, error_text, not_connected
 from bedrockish_net.local_socket import is_path, short_path
 from bedrockish_net.loopback import is_loopback
@@ -43,7 +43,7 @@ async def dial(
     port: int,
     hello: Hello,
     seconds: float,
-    limits: Limits,
+    limits: LinkLimits,
     ssl_context: ssl.SSLContext | None,
     trust: Trusts = lambda _: None,
     recognise: Recognises = lambda _: None,
@@ -85,7 +85,7 @@ async def dial(
 async def dial_on(
     stream: trio.abc.Stream,
     hello: Hello,
-    limits: Limits,
+    limits: LinkLimits,
     trust: Trusts = lambda _: None,
     recognise: Recognises = lambda _: None,
 ) -> Connection:
@@ -125,7 +125,7 @@ async def accept(
     stream: trio.abc.Stream,
     local: Hello,
     welcome: Callable[[Hello], Hello],
-    limits: Limits,
+    limits: LinkLimits,
     ssl_context: ssl.SSLContext | None,
     trust: Trusts = lambda _: None,
     admit: Admits | None = None,

@@ -7,7 +7,7 @@ MIB = 1024 * KIB
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LinkLimits:
     """The limits of one link in bytes and seconds."""
 
     frame_bytes_max: int = 64 * MIB  # the longest payload of a frame after both ends have sent HELLO

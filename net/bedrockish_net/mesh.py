@@ -21,7 +21,7 @@ from bedrockish_net.errors import Code, LinkClosedError, ListenError, NetError, 
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import Admits, Trusts
 from bedrockish_net.inflow import Inflow
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.link_texts import address_text
 from bedrockish_net.listening import LACKING, open_listeners
 from bedrockish_net.read_loop import Courtesy, ReadLoop
@@ -129,7 +129,7 @@ class Mesh:
         # Called with the name of an operation on a link and the unexpected exception that it raised. If this function
         # returns, only that link ends; by default it raises, which stops the mesh.
         on_fault: Callable[[str, Exception], object] = _raise,
-        limits: Limits | None = None,  # sizes and times of each link
+        limits: LinkLimits | None = None,  # sizes and times of each link
         connection_limits: ConnectionLimits | None = None,  # limits the numbers of strangers and clients
         inflow: Inflow | None = None,  # limits the memory for incomplete messages of clients
         dial_context: ssl.SSLContext | None = None,  # TLS for links that we dial
@@ -154,7 +154,7 @@ class Mesh:
         self._draw = draw
         self._host = host
         self._port = port
-        self._limits = limits or Limits()
+        self._limits = limits or LinkLimits()
         self._connection_limits = connection_limits or ConnectionLimits()
         self._dial_context = dial_context
         self._listen_context = listen_context

@@ -11,7 +11,7 @@ from time import monotonic
 from bedrockish_net.connection import Connection, Side
 from bedrockish_net.errors import Code, DialError, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
 from bedrockish_net.events import Closed, Data, Goodbye, Hello, Ping
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.link_texts import (
     READ_BYTES,
     READ_FIRST_BYTES,
@@ -36,7 +36,7 @@ class SocketLink:
         remote: the HELLO of the other end.
     """
 
-    def __init__(self, sock: socket.socket, connection: Connection, limits: Limits, remote: Hello) -> None:
+    def __init__(self, sock: socket.socket, connection: Connection, limits: LinkLimits, remote: Hello) -> None:
         self._sock, self._connection, self._limits, self._name = sock, connection, limits, remote.node
         self.remote = remote
         self._unsent: deque[bytes] = deque()
@@ -171,7 +171,7 @@ class SocketLink:
 
 
 def dial(
-    host: str, port: int, hello: Hello, seconds: float, limits: Limits, ssl_context: ssl.SSLContext | None
+    host: str, port: int, hello: Hello, seconds: float, limits: LinkLimits, ssl_context: ssl.SSLContext | None
 ) -> SocketLink:
     """Connect, send HELLO, wait for the answer in the calling thread, and return the link.
 
@@ -212,7 +212,7 @@ def dial(
         raise
 
 
-def _shake(sock: socket.socket, hello: Hello, limits: Limits, until: float) -> Connection:
+def _shake(sock: socket.socket, hello: Hello, limits: LinkLimits, until: float) -> Connection:
     connection = Connection(Side.DIALLER, hello, limits)
     sock.settimeout(max(0.001, until - monotonic()))
     sock.sendall(connection.send(hello))

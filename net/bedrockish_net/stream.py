@@ -19,7 +19,7 @@ from bedrockish_net.errors import Code, LinkClosedError, RemoteProtocolError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
 from bedrockish_net.handshake import BROKEN, hang_up, host_of
 from bedrockish_net.inflow import Inflow
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.link_texts import READ_BYTES, READ_FIRST_BYTES, error_text
 from bedrockish_net.read_loop import ReadLoop
 
@@ -37,7 +37,7 @@ class Link:
     call for each message.
     """
 
-    def __init__(self, stream: trio.abc.Stream, connection: Connection, limits: Limits) -> None:
+    def __init__(self, stream: trio.abc.Stream, connection: Connection, limits: LinkLimits) -> None:
         assert connection.remote is not None
         assert connection.is_open
         self.remote: Hello = connection.remote  # the HELLO of the other end

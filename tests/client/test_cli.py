@@ -23,7 +23,7 @@ from bedrockish.api.requests import Answer, Request, Token, encode_results
 from bedrockish.api.requests import Result as SqlResult
 from bedrockish.cli.main import COMMANDS, GROUPS, main
 from bedrockish.cli.serve import read_config, run_until_signal
-from bedrockish.cli.shell.script import Piece, group, items
+from bedrockish.cli.shell.script import ScriptStatement, group, items
 from bedrockish.cli.status import print_status
 from bedrockish.common.machine_limits import why_refused
 from bedrockish.config.config import Config, build
@@ -305,7 +305,7 @@ def test_first_error_ends_a_script_with_its_line(tmp_path: Path) -> None:
 
 def test_trigger_with_semicolons_is_one_statement_of_a_script() -> None:
     trigger = "CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; SELECT 2; END;"
-    assert [piece.sql for piece in items(trigger + "SELECT 3;;", "x") if isinstance(piece, Piece)] == [
+    assert [piece.sql for piece in items(trigger + "SELECT 3;;", "x") if isinstance(piece, ScriptStatement)] == [
         trigger,
         "SELECT 3;",
     ]

@@ -19,7 +19,7 @@ from bedrockish.api.wire import BY_COLUMN, Answered, Execute, decode_reply, enco
 from bedrockish.errors import ProtocolMismatchError
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import dial_on
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.stream import Link
 from tests.client.scripted import ScriptedNode, serve_scripted
 from tests.net.links import accept_link
@@ -217,7 +217,7 @@ async def test_only_a_client_that_asks_gets_rows_by_column(info: dict[str, Any],
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve)
-            link = Link(ours, await dial_on(ours, Hello("me", None, "client", info=info), Limits()), Limits())
+            link = Link(ours, await dial_on(ours, Hello("me", None, "client", info=info), LinkLimits()), LinkLimits())
             nursery.start_soon(link.run)
             link.send_nowait(encode_call(Execute(1, Request("c", (Statement("SELECT n FROM t"),)))))
             reply = decode_reply(await link.receive())

@@ -12,7 +12,7 @@ from bedrockish.api.url import parse_url
 from bedrockish.api.wire import PING, Answered, Ask, Execute, Failed, Reply, Step, Told, decode_call, encode_reply
 from bedrockish.client.sansio.core import IN_FLIGHT_MAX, ClientCore
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
-from bedrockish.client.sansio.retry import Backoff, Verdict, judge, only_reads
+from bedrockish.client.sansio.retry import Backoff, FailureMeaning, judge, only_reads
 from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
@@ -133,35 +133,35 @@ def test_protocol_mismatch_is_reported_as_protocol_mismatch() -> None:
 
 
 ERRORS = [
-    (SqlError("x"), Verdict.FINAL, Verdict.AGAIN),
-    (ConstraintError("x"), Verdict.FINAL, Verdict.AGAIN),
-    (ConflictError("x"), Verdict.FINAL, Verdict.AGAIN),
-    (DeadlineError("x"), Verdict.FINAL, Verdict.AGAIN),
-    (TooLargeError("x"), Verdict.FINAL, Verdict.AGAIN),
-    (UnavailableError("x"), Verdict.ELSEWHERE, Verdict.ELSEWHERE),
-    (OutcomeUnknownError("x", command="c1"), Verdict.LOST, Verdict.LOST),
-    (DamagedError("x"), Verdict.LOST, Verdict.LOST),
+    (SqlError("x"), FailureMeaning.FINAL, FailureMeaning.AGAIN),
+    (ConstraintError("x"), FailureMeaning.FINAL, FailureMeaning.AGAIN),
+    (ConflictError("x"), FailureMeaning.FINAL, FailureMeaning.AGAIN),
+    (DeadlineError("x"), FailureMeaning.FINAL, FailureMeaning.AGAIN),
+    (TooLargeError("x"), FailureMeaning.FINAL, FailureMeaning.AGAIN),
+    (UnavailableError("x"), FailureMeaning.ELSEWHERE, FailureMeaning.ELSEWHERE),
+    (OutcomeUnknownError("x", command="c1"), FailureMeaning.LOST, FailureMeaning.LOST),
+    (DamagedError("x"), FailureMeaning.LOST, FailureMeaning.LOST),
 ]
 
 
 def test_definite_answer_is_final_after_repeated_sends() -> None:
     """The second attempt at a schema change that the data forbade gets the final answer of the first."""
-    assert judge(ConstraintError("x", decided=True), lost=1, harmless=False) is Verdict.FINAL
+    assert judge(ConstraintError("x", decided=True), lost=1, harmless=False) is FailureMeaning.FINAL
 
 
 @pytest.mark.parametrize(("error", "at_first", "after_loss"), ERRORS)
 def test_verdict_on_an_error_depends_on_whether_an_answer_was_lost(
-    error: BedrockishError, at_first: Verdict, after_loss: Verdict
+    error: BedrockishError, at_first: FailureMeaning, after_loss: FailureMeaning
 ) -> None:
     assert judge(error, lost=0, harmless=False) is at_first
     assert judge(error, lost=1, harmless=False) is after_loss
-    if after_loss is Verdict.AGAIN:
-        assert judge(error, lost=1, harmless=True) is Verdict.FINAL
+    if after_loss is FailureMeaning.AGAIN:
+        assert judge(error, lost=1, harmless=True) is FailureMeaning.FINAL
 
 
 @pytest.mark.parametrize(("error", "at_first", "after_loss"), ERRORS)
 def test_no_error_after_a_lost_answer_says_that_nothing_happened(
-    error: BedrockishError, at_first: Verdict, after_loss: Verdict
+    error: BedrockishError, at_first: FailureMeaning, after_loss: FailureMeaning
 ) -> None:
     w = wire()
     number = w.call(timeout_s=5)
@@ -463,7 +463,7 @@ def live_through(seed: int) -> int:
             case "fail" if waiting:
                 replied.add(ask := luck.choice(waiting))
                 error = luck.choice(ERRORS)[0]
-                if judge(error, lost=0, harmless=False) is Verdict.LOST:
+                if judge(error, lost=0, harmless=False) is FailureMeaning.LOST:
                     unanswered.add(ask[1])
                 w.reply(Failed(ask[1], error), ask[0])
             case "wait" if w.core.deadline() < math.inf:

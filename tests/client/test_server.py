@@ -27,12 +27,12 @@ from bedrockish.node import client_session
 from bedrockish.node.transactions import steps
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import dial_on
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.stream import Link
 from tests.client.scripted import ScriptedNode, answer, serve_scripted
 from tests.net.links import accept_link
 
-SMALL = Limits(hello_bytes_max=1024, frame_bytes_max=1 << 16)
+SMALL = LinkLimits(hello_bytes_max=1024, frame_bytes_max=1 << 16)
 
 
 def call(number: int) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from bedrockish import dbapi
-from bedrockish.cli.shell.script import Dot, Piece, Unit, group, items
+from bedrockish.cli.shell.script import Dot, ScriptStatement, Unit, group, items
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import UsageError
 from tests.forked import program
@@ -363,13 +363,18 @@ def test_a_dump_with_vectors_is_read_again(node: LocalCluster, db: Connection) -
 def test_script_is_split_into_statements_and_dot_commands() -> None:
     found = list(items("SELECT 1; SELECT 2;\n.mode csv\n-- note\n.tables\nSELECT '\n.x';", "f"))
     assert found == [
-        Piece("SELECT 1;", "f:1"),
-        Piece("SELECT 2;", "f:1"),
+        ScriptStatement("SELECT 1;", "f:1"),
+        ScriptStatement("SELECT 2;", "f:1"),
         Dot(".mode csv", "f:2"),
         Dot(".tables", "f:4"),
-        Piece("SELECT '\n.x';", "f:5"),
+        ScriptStatement("SELECT '\n.x';", "f:5"),
     ]
     assert [type(one) for one in group(items("BEGIN;\nX;\nCOMMIT;\nY;", "f"))] == [Unit, Unit]
-    assert [type(one) for one in group(items("BEGIN;\nX;\n.mode csv\nCOMMIT;", "f"))] == [Piece, Piece, Dot, Piece]
+    assert [type(one) for one in group(items("BEGIN;\nX;\n.mode csv\nCOMMIT;", "f"))] == [
+        ScriptStatement,
+        ScriptStatement,
+        Dot,
+        ScriptStatement,
+    ]
     with pytest.raises(UsageError, match="f:1: BEGIN without COMMIT"):
         list(group(items("BEGIN;\nSELECT 1;", "f")))

@@ -15,14 +15,14 @@ from bedrockish.api.url import parse_url
 from bedrockish.api.wire import PING, Ask
 from bedrockish.client import socket_driver
 from bedrockish.client.blocking import SocketClient, open_socket_client
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.client.in_thread import run
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UnavailableError
 from bedrockish_net.connection import Connection as Wire
 from bedrockish_net.connection import Side
 from bedrockish_net.errors import DialError, RefusedError, TlsError
 from bedrockish_net.events import Data, Goodbye, Hello, Ping, Pong
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.socket_link import SocketLink, dial
 from tests.client.scripted import ScriptedNode
 from tests.client.test_blocking_client import echo, in_background
@@ -51,7 +51,7 @@ class Other:
 
 
 @contextmanager
-def link(limits: Limits | None = None) -> Iterator[tuple[SocketLink, Other]]:
+def link(limits: LinkLimits | None = None) -> Iterator[tuple[SocketLink, Other]]:
     found: list[Other] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -61,7 +61,9 @@ def link(limits: Limits | None = None) -> Iterator[tuple[SocketLink, Other]]:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        made = dial("127.0.0.1", listener.getsockname()[1], Hello("me", "shop", "client"), 5, limits or Limits(), None)
+        made = dial(
+            "127.0.0.1", listener.getsockname()[1], Hello("me", "shop", "client"), 5, limits or LinkLimits(), None
+        )
         thread.join()
         try:
             yield made, found[0]
@@ -80,7 +82,7 @@ def test_link_carries_messages_pings_and_goodbyes() -> None:
             got += mine.receive()
         assert got == [b"one", b"two"]
         assert other.hear() == Pong(b"?")
-        mine.tend(mine.heard + Limits().ping_seconds)
+        mine.tend(mine.heard + LinkLimits().ping_seconds)
         assert isinstance(other.hear(), Ping)
         other.sock.sendall(other.wire.send(Goodbye("shutdown", "done")))
         while mine.over is None:
@@ -94,7 +96,7 @@ def test_silent_link_ends_unless_its_own_reader_was_late() -> None:
         mine.excuse(late)
         mine.tend(late)
         assert mine.over is None
-        mine.tend(late + Limits().silence_seconds)
+        mine.tend(late + LinkLimits().silence_seconds)
         assert mine.over is not None
         assert mine.over.code == "timeout"
 
@@ -110,9 +112,9 @@ def test_peer_that_accepts_bytes_is_not_silent() -> None:
         while mine.heard == before:
             mine.flush()
             other.sock.recv(1 << 20)
-        mine.tend(before + Limits().silence_seconds)
+        mine.tend(before + LinkLimits().silence_seconds)
         assert mine.over is None
-        mine.tend(mine.heard + Limits().silence_seconds)
+        mine.tend(mine.heard + LinkLimits().silence_seconds)
         assert mine.over is not None
 
 
@@ -143,18 +145,18 @@ def test_dialling_reports_refusal_silence_and_nonsense() -> None:
         thread = threading.Thread(target=refuse)
         thread.start()
         with pytest.raises(RefusedError, match="no"):
-            dial("127.0.0.1", port, hello, 5, Limits(), None)
+            dial("127.0.0.1", port, hello, 5, LinkLimits(), None)
         thread.join()
         with pytest.raises(DialError, match="did not answer within"):
-            dial("127.0.0.1", port, hello, 0.1, Limits(), None)
+            dial("127.0.0.1", port, hello, 0.1, LinkLimits(), None)
     with pytest.raises(DialError, match="cannot connect"):
-        dial("127.0.0.1", port, hello, 5, Limits(), None)
+        dial("127.0.0.1", port, hello, 5, LinkLimits(), None)
 
 
 def test_client_sends_nothing_to_other_machines_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bedrockish_net.socket_link.is_loopback", lambda _: False)
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TlsError, match="another machine"):
-        dial("127.0.0.1", listener.getsockname()[1], Hello("me", "shop", "client"), 5, Limits(), None)
+        dial("127.0.0.1", listener.getsockname()[1], Hello("me", "shop", "client"), 5, LinkLimits(), None)
 
 
 @pytest.mark.slow
@@ -162,7 +164,7 @@ def test_idle_client_answers_pings() -> None:
     """An idle client answers the node's pings, so the node keeps the link beyond its limit for silence."""
     with serving() as url, connect(url) as client:
         links = dict(client._client._links)
-        time.sleep(Limits().silence_seconds + 3)
+        time.sleep(LinkLimits().silence_seconds + 3)
         assert client.execute("SELECT ?", (1,)).one() == (1,)
         assert client._client._links == links
 
@@ -231,7 +233,7 @@ def become_reader(client: SocketClient, number: int) -> None:
     ("owner", "name", "before"),
     [
         (SocketLink, "send", lambda *_: None),
-        (Entry, "dial_socket", lambda *_: None),
+        (ClientCredentials, "dial_socket", lambda *_: None),
         (SocketClient, "_await", become_reader),  # between becoming the reader and reading
     ],
 )
@@ -241,7 +243,7 @@ def test_calls_after_an_interrupted_call_get_their_own_answers(
     """Otherwise a later call may get the interrupted call's outcome, find no link dialled, or no thread reading."""
     with serving() as url, connect(url) as client:
         assert client.execute("SELECT ?", (0,)).value() == 0
-        if owner is Entry:
+        if owner is ClientCredentials:
             client._client._reset()  # so that the next call dials
         interrupt_once(monkeypatch, owner, name, before)
         with pytest.raises(KeyboardInterrupt):
@@ -286,7 +288,7 @@ def test_call_times_out_also_while_a_node_does_not_answer() -> None:
         target = parse_url(f"bedrockish://127.0.0.1:{listener.getsockname()[1]}/?connect_timeout=1")
         began = time.monotonic()
         with pytest.raises(BedrockishError) as caught:
-            open_socket_client(target, None, Entry())
+            open_socket_client(target, None, ClientCredentials())
         assert isinstance(caught.value, UnavailableError | DeadlineError)
         assert time.monotonic() - began < 10
 

@@ -18,7 +18,7 @@ from bedrockish.client.feed import Changes
 from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.node.cluster import join
 from bedrockish.transfer import continuous
-from bedrockish.transfer.continuous import Plan, follow, numbered, too_old
+from bedrockish.transfer.continuous import BackupPlan, follow, numbered, too_old
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
 from tests.cluster.story import PATIENT, all_safe, command, ready, until
@@ -144,13 +144,13 @@ async def test_journal_goes_on_while_no_snapshot_can_be_made(
     async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)")
         await all_safe(cluster)
-        await follow(cluster.url(), folder, Plan(0, None, once=True), said.append)
+        await follow(cluster.url(), folder, BackupPlan(0, None, once=True), said.append)
         with monkeypatch.context() as patch:
             patch.setattr(continuous, "back_up", refuse)
             await write(cluster, 0, range(20))
             await all_safe(cluster)
             with pytest.raises(UnavailableError, match="no room for a copy"):
-                await follow(cluster.url(), folder, Plan(0, None, once=True), said.append)
+                await follow(cluster.url(), folder, BackupPlan(0, None, once=True), said.append)
         await all_safe(cluster)
     assert "no new snapshot, and trying again in 60 s: the node has no room for a copy" in said
     command("restore", "--from", folder, "--to", new)
@@ -158,7 +158,7 @@ async def test_journal_goes_on_while_no_snapshot_can_be_made(
     snapshots = numbered(folder, SNAPSHOTS)
     for path in snapshots:
         path.unlink()
-    await follow(cluster.url(), folder, Plan(3_600, None, once=True), said.append)
+    await follow(cluster.url(), folder, BackupPlan(3_600, None, once=True), said.append)
     assert numbered(folder, SNAPSHOTS) > snapshots, "the segment of a snapshot that is gone is not written over"
 
 
@@ -172,7 +172,7 @@ async def test_continuous_backup_ends_when_its_directory_is_exchanged_or_removed
 
     async def run() -> None:
         with pytest.raises(ConfigError, match="was removed or exchanged while it was written"):
-            await follow(cluster.url(), folder, Plan(3_600, None), said.append)
+            await follow(cluster.url(), folder, BackupPlan(3_600, None), said.append)
         said.append("ended")
 
     async with trio.open_nursery() as nursery:

@@ -9,14 +9,14 @@ import trio
 
 from bedrockish.core.protocol.messages import Fetch as Said
 from bedrockish.core.protocol.messages import Message, decode, encode
-from bedrockish_net.frame import FrameReader, Kind, encode_frame
+from bedrockish_net.frame import FrameKind, FrameReader, encode_frame
 from tools.chaos.proxy import Network
 
 BOUND_S = 10
 
 
 def said(number: int) -> bytes:
-    return encode_frame(Kind.DATA, encode(Said({"A": number}, 1)))
+    return encode_frame(FrameKind.DATA, encode(Said({"A": number}, 1)))
 
 
 class Listener:

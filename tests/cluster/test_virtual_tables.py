@@ -17,7 +17,7 @@ import trio
 import bedrockish.dbapi
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError, SqlError
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 from bedrockish_journal.verify.replay import digest, replay
 from tests.cluster.story import all_safe, command, insist, judge_files, level, ready, until
 from tests.cluster.test_damage import filled, processes, serving, stop
@@ -116,7 +116,7 @@ async def judge(cluster: LocalCluster) -> None:
 
 
 def judge_database(path: Path, wanted: list[list[tuple[Any, ...]]]) -> None:
-    with closing(Connection(str(path))) as db:
+    with closing(ModuleConnection(str(path))) as db:
         assert [db.execute(sql).fetchall() for sql in SEARCHES[: len(wanted)]] == wanted
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         if list(db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'areas'")):
@@ -143,7 +143,7 @@ async def test_killed_nodes_come_back_with_equal_rows_and_indexes(cluster: Local
 
 
 def _answers(path: Path, count: int = len(SEARCHES)) -> list[list[tuple[Any, ...]]]:
-    with closing(Connection(str(path))) as db:
+    with closing(ModuleConnection(str(path))) as db:
         return [db.execute(sql).fetchall() for sql in SEARCHES[:count]]
 
 
@@ -182,7 +182,7 @@ async def test_indexes_equal_rebuilt_ones_after_random_work_at_all_nodes(cluster
     made = replay(paths, tmp_path / "made.db", draw=random.Random(7).random)
     for path in (*paths, tmp_path / "made.db"):
         assert digest(path) == made.digest
-        with closing(Connection(str(path))) as db:
+        with closing(ModuleConnection(str(path))) as db:
             check_virtual(db)
 
 

@@ -19,7 +19,7 @@ from bedrockish.core.protocol.messages import Promise, Standing
 from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.recovery import judge as judging
 from bedrockish.core.recovery.judge import ABORT, COMMIT, EndFirst, Verdict, VoterAnswer, judge
-from bedrockish.core.recovery.recovery import Round
+from bedrockish.core.recovery.recovery import RecoveryRound
 from bedrockish.core.state.settings import Settings, approvals_needed, majority, may_count_out
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.membership import Member, Membership
@@ -353,7 +353,7 @@ def test_one_of_two_orphans_can_be_decided(holds_p: str) -> None:
     for seconds in range(3):  # each is asked for again and again, and in turn
         for x, y, holders in ((p, q, holds_p), (q, p, set("ABC") - set(holds_p))):
             node.state.set_now(Now(float(seconds), 0))
-            rounds[x.txid] = Round(x, 2, seconds - 0.1)
+            rounds[x.txid] = RecoveryRound(x, 2, seconds - 0.1)
             for name in "ABC":
                 standing, blockers = (Standing.HELD, ()) if name in holders else (Standing.BLOCKED, (y.body,))
                 node.recovery.on_promise(name, Promise(x.txid, 2, standing, None, blockers, (), 1, 50))

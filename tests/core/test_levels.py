@@ -9,7 +9,7 @@ from bedrockish.api.requests import ADD, RAISE, MemberChange
 from bedrockish.core.protocol.effects import Halt
 from bedrockish.core.protocol.messages import SINCE, WIRE, AskClock, Begin, Gossip, ToldClock, decode, encode
 from bedrockish.core.replica.apply_queue import ApplyQueue
-from bedrockish.core.state.membership import Facts, change_members
+from bedrockish.core.state.membership import MembershipFacts, change_members
 from bedrockish.errors import MembershipError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry, decode_label
@@ -111,8 +111,8 @@ def test_malformed_membership_is_refused() -> None:
             read_membership(cbor2.dumps([3, members, *nonsense]))
 
 
-def facts(**levels: int) -> Facts:
-    return Facts(frozenset("AB"), {"A": 0, "B": 0}, frozenset("AB"), {"A": "a"}, levels)
+def facts(**levels: int) -> MembershipFacts:
+    return MembershipFacts(frozenset("AB"), {"A": 0, "B": 0}, frozenset("AB"), {"A": "a"}, levels)
 
 
 def test_level_is_raised_when_all_members_support_it() -> None:

@@ -52,7 +52,7 @@ from bedrockish.core.protocol.messages import (
     ToldClock,
 )
 from bedrockish.core.protocol.records import Joining, Prepared, Recovered
-from bedrockish.core.recovery.recovery import Round
+from bedrockish.core.recovery.recovery import RecoveryRound
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.commit_window import NEVER
 from bedrockish.core.state.settings import Settings
@@ -274,7 +274,7 @@ def test_demoted_voter_drops_its_recovery_when_safe_time_decides() -> None:
     one.hear("C", commit(transaction("C", 2, change=membership(1, "AC", "B"))))
     one.node.recovery.start(orphan)
     assert not one.node.recovery.rounds
-    one.node.recovery.rounds[orphan.txid] = Round(orphan, 4, 0.0)
+    one.node.recovery.rounds[orphan.txid] = RecoveryRound(orphan, 4, 0.0)
     for peer in "AC":
         told = Gossip({"C": 1}, CLOCK + 9, CLOCK + 9, CLOCK + 9, f"store of {peer}", 1, WALL, config=1)
         one.hear(peer, told)

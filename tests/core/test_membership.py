@@ -8,7 +8,7 @@ import pytest
 
 from bedrockish.api.requests import MEMBER_ACTIONS, MemberChange
 from bedrockish.core.protocol.records import Joining, decode_joining, encode_joining
-from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
+from bedrockish.core.state.membership import BEHIND_MAX, MembershipFacts, change_members
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish.errors import MembershipError
 from bedrockish_journal.model.membership import Member, Membership, pack_membership, read_membership
@@ -39,7 +39,7 @@ def test_every_allowed_change_of_members_keeps_the_laws() -> None:
     """One voter at a time, never without a voter, and without force never without a quorum of living ones."""
     made = 0
     for (old, alive), change in product(worlds(), changes()):
-        facts = Facts(alive, dict.fromkeys(old.nodes, 0), frozenset(), {})
+        facts = MembershipFacts(alive, dict.fromkeys(old.nodes, 0), frozenset(), {})
         try:
             new = change_members(old, change, facts)
         except MembershipError:
@@ -56,15 +56,15 @@ def test_every_allowed_change_of_members_keeps_the_laws() -> None:
     assert made > 1000
 
 
-def refusal(roles: dict[str, bool], change: MemberChange, facts: Facts) -> str:
+def refusal(roles: dict[str, bool], change: MemberChange, facts: MembershipFacts) -> str:
     with pytest.raises(MembershipError) as caught:
         change_members(members(roles), change, facts)
     return str(caught.value.details["reason"])
 
 
 ABC = {"A": True, "B": True, "C": True}
-LATE = Facts(frozenset("AD"), {"D": BEHIND_MAX + 1})
-ALL = Facts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("ABC"), {})
+LATE = MembershipFacts(frozenset("AD"), {"D": BEHIND_MAX + 1})
+ALL = MembershipFacts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("ABC"), {})
 
 
 @pytest.mark.parametrize(
@@ -83,24 +83,24 @@ ALL = Facts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("ABC"), {})
         ({"B": True}, MemberChange("add", "A", "h:1"), ALL, "used"),
         (ABC, MemberChange("promote", "A"), ALL, "duplicate"),
         ({"A": True, "D": False}, MemberChange("demote", "D"), ALL, "duplicate"),
-        ({"A": True, "D": False}, MemberChange("promote", "D"), Facts(frozenset("A"), {"D": 0}), "silent"),
-        ({"A": True, "D": False}, MemberChange("promote", "D"), Facts(frozenset("AD")), "behind"),
+        ({"A": True, "D": False}, MemberChange("promote", "D"), MembershipFacts(frozenset("A"), {"D": 0}), "silent"),
+        ({"A": True, "D": False}, MemberChange("promote", "D"), MembershipFacts(frozenset("AD")), "behind"),
         ({"A": True, "D": False}, MemberChange("promote", "D"), LATE, "behind"),
         ({"A": True, "D": False}, MemberChange("demote", "A", force=True), ALL, "last"),
         ({"A": True}, MemberChange("remove", "A", force=True), ALL, "last"),
-        (ABC, MemberChange("remove", "A"), Facts(frozenset("AB")), "quorum"),
+        (ABC, MemberChange("remove", "A"), MembershipFacts(frozenset("AB")), "quorum"),
         (ABC, MemberChange("remove", "A"), ALL, "alive"),
         (ABC, MemberChange("replace", "C", "h:1", "D"), ALL, "alive"),
         (ABC, MemberChange("address", "C", "h:9"), ALL, "alive"),
         (ABC, MemberChange("demote", "A"), ALL, "spare"),
         ({"A": True, "B": True}, MemberChange("demote", "A"), ALL, "alone"),
-        ({**ABC, "D": True, "E": True}, MemberChange("demote", "A"), Facts(frozenset("ABCDE")), "spare"),
+        ({**ABC, "D": True, "E": True}, MemberChange("demote", "A"), MembershipFacts(frozenset("ABCDE")), "spare"),
         (ABC, MemberChange("replace", "C", "h:1", "B"), ALL, "duplicate"),
         (ABC, MemberChange("replace", "C", "h:1", "C"), ALL, "duplicate"),
     ],
 )
 def test_invalid_member_change_is_refused_with_its_reason(
-    roles: dict[str, bool], change: MemberChange, facts: Facts, reason: str
+    roles: dict[str, bool], change: MemberChange, facts: MembershipFacts, reason: str
 ) -> None:
     """Each refused change has its reason in the error."""
     assert refusal(roles, change, facts) == reason
@@ -125,12 +125,12 @@ def test_invalid_member_change_is_refused_with_its_reason(
 def test_harmless_or_forced_member_change_succeeds(roles: dict[str, bool], change: MemberChange, alive: str) -> None:
     """A node that does not answer already counts as lost, and a fourth voter does not allow a further loss."""
     old = members(roles)
-    assert change_members(old, change, Facts(frozenset(alive))).version == old.version + 1
+    assert change_members(old, change, MembershipFacts(frozenset(alive))).version == old.version + 1
 
 
 def test_forced_member_change_needs_no_quorum() -> None:
     """An operator may know better which nodes come back."""
-    new = change_members(members(ABC), MemberChange("remove", "A", force=True), Facts(frozenset("AB")))
+    new = change_members(members(ABC), MemberChange("remove", "A", force=True), MembershipFacts(frozenset("AB")))
     assert new.voters == ["B", "C"]
 
 
@@ -138,14 +138,14 @@ def test_a_learner_may_start_again_on_another_file() -> None:
     """A learner never promised anything. A former voter that led commits is refused."""
     old = members({"A": True, "D": False})
     again = MemberChange("add", "D", "host:68", store="second")
-    assert change_members(old, again, Facts(frozenset("AD"))).members["D"].store == "second"
-    assert refusal({"A": True, "D": False}, again, Facts(frozenset("AD"), {}, frozenset("AD"))) == "used"
+    assert change_members(old, again, MembershipFacts(frozenset("AD"))).members["D"].store == "second"
+    assert refusal({"A": True, "D": False}, again, MembershipFacts(frozenset("AD"), {}, frozenset("AD"))) == "used"
 
 
 @pytest.mark.parametrize("leaves", [("remove",), ("demote",), ("demote", "remove"), ("replace",)])
 def test_name_of_a_former_voter_is_refused_for_another_file(leaves: tuple[str, ...]) -> None:
     """The former voter may have led a commit that only an unreachable member has: the timelines here lack it."""
-    old, facts = members({**ABC, "D": True}), Facts(frozenset("ABC"), dict.fromkeys("ABC", 0))
+    old, facts = members({**ABC, "D": True}), MembershipFacts(frozenset("ABC"), dict.fromkeys("ABC", 0))
     for action in leaves:
         successor = "E" if action == "replace" else ""
         old = change_members(old, MemberChange(action, "D", "h:9", successor, store="second"), facts)
@@ -161,7 +161,7 @@ def test_name_of_a_former_voter_is_refused_for_another_file(leaves: tuple[str, .
 def test_former_voter_votes_again_with_its_own_file() -> None:
     old = members({**ABC, "D": True})
     old = replace(old, members={**old.members, "D": replace(old.members["D"], store="own")})
-    facts = Facts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("D"))
+    facts = MembershipFacts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("D"))
     old = change_members(old, MemberChange("demote", "D"), facts)
     old = change_members(old, MemberChange("add", "D", "h:9", store="own"), facts)
     assert old.former == ("D",)
@@ -171,7 +171,7 @@ def test_former_voter_votes_again_with_its_own_file() -> None:
 def test_membership_change_records_the_known_files() -> None:
     """From the first change on the membership has the file of each member, and does not overwrite it."""
     old = Membership(0, {"A": Member("A", "h:1", True, "old"), "B": Member("B", "h:2")})
-    facts = Facts(frozenset("AB"), {}, frozenset(), {"A": "other", "B": "of B"})
+    facts = MembershipFacts(frozenset("AB"), {}, frozenset(), {"A": "other", "B": "of B"})
     new = change_members(old, MemberChange("add", "C", "h:3"), facts)
     assert {node: one.store for node, one in new.members.items()} == {"A": "old", "B": "of B", "C": ""}
 
@@ -184,8 +184,8 @@ def test_sponsor_information_survives_encoding() -> None:
 
 def test_read_only_node_is_not_promoted() -> None:
     """As a voter it would approve nothing, and so count as lost. A node whose copy is not compared yet is read-only."""
-    facts = Facts(frozenset("ABCD"), {"D": 0}, read_only=frozenset("D"))
+    facts = MembershipFacts(frozenset("ABCD"), {"D": 0}, read_only=frozenset("D"))
     change = MemberChange("promote", "D")
     assert refusal({**ABC, "D": False}, change, facts) == "mode"
-    facts = Facts(frozenset("ABCD"), {"D": 0}, read_only=frozenset("C"))
+    facts = MembershipFacts(frozenset("ABCD"), {"D": 0}, read_only=frozenset("C"))
     assert "D" in change_members(members({**ABC, "D": False}), change, facts).voters

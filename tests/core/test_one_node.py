@@ -32,7 +32,7 @@ from bedrockish.core.protocol.messages import (
 )
 from bedrockish.core.protocol.records import Joining, Prepared, Recovered, Vote
 from bedrockish.core.state.file_lookups import FileLookups
-from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
+from bedrockish.core.state.membership import BEHIND_MAX, MembershipFacts, change_members
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError, MembershipError
 from bedrockish_journal.model.access_set import AccessSet
@@ -359,7 +359,7 @@ def test_learner_follows_its_wall_clock_only_up_to_that_of_the_only_voter() -> N
 # -- members -------------------------------------------------------------------------------------------------------
 
 
-def refused(change: MemberChange, facts: Facts) -> str:
+def refused(change: MemberChange, facts: MembershipFacts) -> str:
     try:
         change_members(membership(0, "ABC", "L"), change, facts)
     except MembershipError as error:
@@ -369,12 +369,12 @@ def refused(change: MemberChange, facts: Facts) -> str:
 
 def test_a_learner_that_is_far_behind_is_not_promoted() -> None:
     """As a voter it would count, and approve nothing before it has caught up."""
-    facts = Facts(alive={*"ABCL"}, behind={"L": BEHIND_MAX + 1})
+    facts = MembershipFacts(alive={*"ABCL"}, behind={"L": BEHIND_MAX + 1})
     assert refused(MemberChange(PROMOTE, "L"), facts) == "behind"
 
 
 def test_name_of_a_former_leader_is_refused_for_another_file() -> None:
     """A node on another file would give the places of its timeline a second time."""
-    facts = Facts(timelines={"D"})
+    facts = MembershipFacts(timelines={"D"})
     change = MemberChange(ADD, "D", "D:1", store="another", level=LEVEL)
     assert refused(change, facts) == "used"

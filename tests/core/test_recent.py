@@ -230,7 +230,7 @@ def test_packed_commits_inside_the_base_cost_nothing(segment: int, monkeypatch: 
     last = made[-1].txid.clock
     with monkeypatch.context() as patch:
         for asked in ("is_in", "owner_of", "add_place", "conflicts"):
-            patch.delattr(packed_commits.Segment, asked)
+            patch.delattr(packed_commits.PackedSegment, asked)
         recent.add(("A", last), made[-1])
         assert not list(recent.conflicts(made[0].access_set, {"A": last}))
     assert [found.other for found in recent.conflicts(made[0].access_set, {"A": 0})] == [made[0].txid]

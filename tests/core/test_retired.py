@@ -10,7 +10,7 @@ from bedrockish.core.protocol.effects import Send
 from bedrockish.core.protocol.messages import Approve, Begin, Check, Checked, Gossip
 from bedrockish.core.protocol.records import Recovered
 from bedrockish.core.state.commit_window import CommitWindow
-from bedrockish.core.state.membership import Facts, change_members
+from bedrockish.core.state.membership import MembershipFacts, change_members
 from bedrockish.core.state.packed_commits import SEGMENT
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import AccessSet
@@ -61,7 +61,7 @@ def test_timeline_that_every_member_has_whole_can_be_retired() -> None:
 
 
 def test_membership_change_retires_whole_timelines_without_leader() -> None:
-    facts = Facts(alive=frozenset("ABC"), whole=frozenset("CD"))
+    facts = MembershipFacts(alive=frozenset("ABC"), whole=frozenset("CD"))
     change = MemberChange(ADDRESS, "A", "a:7", force=True)
     new = change_members(membership(1, "ABC"), change, facts)
     assert new.retired == {"D": 2}

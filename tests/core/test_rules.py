@@ -32,7 +32,7 @@ from bedrockish.core.protocol.messages import (
     ToldClock,
 )
 from bedrockish.core.protocol.records import Joining, Prepared, Recovered, Vote
-from bedrockish.core.recovery.recovery import Round
+from bedrockish.core.recovery.recovery import RecoveryRound
 from bedrockish.core.replica.voter import COMPARING_S
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.commit_window import CommitWindow
@@ -432,6 +432,6 @@ def test_rollback_below_safe_time_is_not_taken(voter: Voter) -> None:
     voter.state.clock.close(CLOCK + 5, CLOCK + 5, CLOCK + 5)
     voter.hear("A", Outcome(Txid(CLOCK + 1, "A"), False, "", 0, CLOCK))
     assert not voter.state.votes.outcomes
-    voter.node.recovery.rounds[Txid(CLOCK + 1, "A")] = Round(make("A", 1), 3, 0.0)
+    voter.node.recovery.rounds[Txid(CLOCK + 1, "A")] = RecoveryRound(make("A", 1), 3, 0.0)
     voter.node.recovery.check()
     assert not voter.node.recovery.rounds

@@ -7,7 +7,7 @@ import pytest
 
 from bedrockish.api.requests import ADD, USER_ADD, USER_GRANT, USER_PASSWORD, USER_REMOVE, USER_REVOKE, MemberChange
 from bedrockish.common.password_hash import hash_password
-from bedrockish.core.state.membership import Facts, change_members
+from bedrockish.core.state.membership import MembershipFacts, change_members
 from bedrockish.errors import MembershipError
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import (
@@ -31,7 +31,7 @@ ONE = Membership(7, {"A": Member("A", "h:1")}, "id", 2, users={"root": UserSaid(
 def change(
     old: Membership, action: str, name: str, role: str = "", *, secret: str = "", force: bool = False
 ) -> Membership:
-    return change_members(old, MemberChange(action, name, role=role, secret=secret, force=force), Facts())
+    return change_members(old, MemberChange(action, name, role=role, secret=secret, force=force), MembershipFacts())
 
 
 def refused(old: Membership, *arguments: str, **more: str) -> str:
@@ -109,7 +109,7 @@ def test_malformed_password_hashes_are_refused(arguments: tuple[str, ...], secre
 def test_users_are_kept_with_the_membership_and_survive_its_changes() -> None:
     both = change(change(ONE, USER_ADD, "ann", "writer", secret=OTHER), USER_REMOVE, "bob")
     assert read_membership(pack_membership(both)) == both
-    grown = change_members(both, MemberChange(ADD, "B", "h:2"), Facts())
+    grown = change_members(both, MemberChange(ADD, "B", "h:2"), MembershipFacts())
     assert grown.users == both.users
     plain = replace(ONE, users={})
     assert len(cbor2.loads(pack_membership(plain))) == 4, "nothing extra without users"
@@ -123,7 +123,7 @@ def test_roles_for_single_tables_are_granted_and_revoked() -> None:
     users = change(ONE, USER_ADD, "ann", secret=HASH)
 
     def at(old: Membership, action: str, role: str, table: str) -> Membership:
-        return change_members(old, MemberChange(action, "ann", role=role, table=table), Facts())
+        return change_members(old, MemberChange(action, "ann", role=role, table=table), MembershipFacts())
 
     users = at(at(users, USER_GRANT, "writer", "account"), USER_GRANT, "reader", "It'em")
     assert users.users["ann"] == UserSaid(HASH, 0, 8, {"account": WRITER, "It'em": READER})

@@ -14,7 +14,7 @@ import cbor2
 import pytest
 
 from bedrockish.client import compare_nodes
-from bedrockish.client.compare_nodes import NodeComparison, Report
+from bedrockish.client.compare_nodes import ComparisonReport, NodeComparison
 from bedrockish.errors import UnavailableError
 from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Transaction, decode_transaction
@@ -105,7 +105,7 @@ class Three:
 
         return ask
 
-    async def compare(self, nodes: str = "ABC", limit: int = 7) -> Report:
+    async def compare(self, nodes: str = "ABC", limit: int = 7) -> ComparisonReport:
         return await NodeComparison({node: self.ask(node) for node in nodes}, 3, limit=limit).run()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from bedrockish.node.transactions import ddl as drafting
 from bedrockish.node.transactions.ddl import SchemaTransactions
 from bedrockish.node.transactions.lending import Lending
 from bedrockish.sqltext.transaction_control import parse_control
-from bedrockish_journal.model.changes import OVERTAKEN, Step, decode_steps
+from bedrockish_journal.model.changes import OVERTAKEN, SchemaStep, decode_steps
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Transaction, decode_transaction
 from bedrockish_journal.storage import schema_steps
@@ -167,8 +167,8 @@ async def test_failed_statement_leaves_at_every_release_the_rows_that_its_leader
 
     (body,) = desk.node.rows("SELECT body FROM bedrockish_journal ORDER BY tick DESC LIMIT 1")[0]
     steps = decode_steps(decode_transaction(body).changes)
-    undone = [*map(Step, BEFORE_FAILURE), steps[2], *map(Step, AFTER_FAILURE)]
-    assert steps == [Step("CREATE TABLE made(x)"), *undone]
+    undone = [*map(SchemaStep, BEFORE_FAILURE), steps[2], *map(SchemaStep, AFTER_FAILURE)]
+    assert steps == [SchemaStep("CREATE TABLE made(x)"), *undone]
     with closing(apsw.Connection(str(copy))) as db:
         db.execute("BEGIN")
         switch(db, on=True)

@@ -18,7 +18,7 @@ from bedrockish.engine.sqlite.errors import NO_ROOM, broken
 from bedrockish.engine.storage import database_file, scratch_files
 from bedrockish.engine.storage.scratch_files import why_not_writable
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError
-from bedrockish.node.admin.watching import Room
+from bedrockish.node.admin.watching import WriteCheck
 from tests.engine.conftest import MakeNode
 
 NUMBERS = sorted(NO_ROOM)
@@ -115,9 +115,9 @@ def test_probe_fails_if_file_and_log_have_reached_the_limit(tmp_path: Path, monk
 async def test_node_that_failed_many_times_waits_a_minute(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    room, began = Room(str(tmp_path / "a.db"), 5_000), trio.current_time()
+    room, began = WriteCheck(str(tmp_path / "a.db"), 5_000), trio.current_time()
     assert room.why.endswith("a.db could not be written a moment ago, and is tried again in 60 s")
-    limited = Room(str(tmp_path / "a.db"), limit="the machine gives no more memory")
+    limited = WriteCheck(str(tmp_path / "a.db"), limit="the machine gives no more memory")
     assert limited.why.endswith("a.db could not be written a moment ago (the machine gives no more memory)")
     await room.wait()
     assert trio.current_time() - began == pytest.approx(60, abs=0.01)
@@ -145,7 +145,7 @@ def test_leftover_file_of_another_user_is_named(
     if suffix == ".lock":
         monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
     else:
-        monkeypatch.setattr(database_file, "Connection", refuse)
+        monkeypatch.setattr(database_file, "ModuleConnection", refuse)
     said = r"belongs to the user with the id 0, .* \(chown\)$" if owner == 0 else "not even by its owner"
     with pytest.raises(ConfigError, match=f"^{foreign} (belongs|may not be written).*"):
         Engine.open(tmp_path / "a.db", founding=Founding("A", None, "store"))  # type: ignore[arg-type]

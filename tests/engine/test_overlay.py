@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from bedrockish.engine.storage import overlay_vfs
-from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile, salt_of
+from bedrockish.engine.storage.overlay_vfs import FileState, Overlay, OverlayFile, salt_of
 
 SUM = "SELECT count(*), sum(n), sum(id * n), sum(length(note)) FROM t"
 
@@ -53,11 +53,11 @@ class Bench:
         frames, copied = self.writer.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
         return bool(frames == copied)
 
-    def begin(self) -> Moment:
+    def begin(self) -> FileState:
         self.pin.execute("BEGIN; SELECT 1 FROM sqlite_schema").fetchall()
-        return Moment(self.frames, salt_of(self.wal), self.commits)
+        return FileState(self.frames, salt_of(self.wal), self.commits)
 
-    def look(self, moment: Moment) -> apsw.Connection:
+    def look(self, moment: FileState) -> apsw.Connection:
         pages = self.pin.pragma("page_count")
 
         def start(file: OverlayFile) -> None:
@@ -127,7 +127,7 @@ def test_views_of_one_wal_read_the_header_of_each_frame_once(bench: Bench, monke
         first, second = (overlay_vfs.Frames(bench.wal, 4096) for _ in range(2))
         first.move(old)
         bench.write("UPDATE t SET n = n + 1 WHERE id % 50 = 1")
-        new = Moment(bench.frames, salt_of(bench.wal), bench.commits)
+        new = FileState(bench.frames, salt_of(bench.wal), bench.commits)
         second.move(new)
         assert len(heads) == len(set(heads)) == new.frames
         assert first._places != second._places

@@ -16,7 +16,7 @@ from bedrockish.engine.storage.search_build import SearchBuild
 from bedrockish.engine.storage.stand_in import stand_ins
 from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import UnsupportedError
-from bedrockish_journal.model.changes import Step
+from bedrockish_journal.model.changes import SchemaStep
 from bedrockish_journal.verify.replay import digest
 from tests.engine.builds import begin, copy_of, follow, read_sound, rolled_back
 from tests.engine.conftest import MakeNode
@@ -145,7 +145,7 @@ def test_schema_change_whose_later_statement_fails_leaves_no_index(
     for made in node.entries:
         inline.apply(made)
 
-    def forbidding(db: apsw.Connection, steps: list[Step]) -> str:
+    def forbidding(db: apsw.Connection, steps: list[SchemaStep]) -> str:
         if len(steps) == 1:  # a statement after the index, executed before the change turns out to be forbidden
             db.execute(steps[0].sql)
         return "the data forbids it"

@@ -21,7 +21,7 @@ from bedrockish.engine.sqlite.limits import Limits, Memory
 from bedrockish.engine.storage import staged_changes
 from bedrockish.engine.storage.database_file import CACHE_KIB
 from bedrockish.engine.storage.row_applier import RowApplier
-from bedrockish.engine.storage.staged_changes import KEPT_MAX, Run, StagedChanges, stage
+from bedrockish.engine.storage.staged_changes import KEPT_MAX, ChangeRun, StagedChanges, stage
 from bedrockish.errors import DamagedError, EntryMismatchError, NoRoomError
 from bedrockish_journal.model.changes import decode_changes, encode_changes
 from bedrockish_journal.model.entry import Entry
@@ -382,7 +382,7 @@ def test_adjacent_rows_are_deleted_as_a_range(
     ranges: list[int] = []
     range_delete = StagedChanges.range_delete
 
-    def noted(self: StagedChanges, run: Run) -> str:
+    def noted(self: StagedChanges, run: ChangeRun) -> str:
         ranges.append(run.changes)
         return range_delete(self, run)
 
@@ -450,7 +450,7 @@ def test_entry_that_does_not_fit_the_rows_leaves_the_open_batch_unchanged(
         again.engine.close()
 
 
-def apart(node: TestNode, entry: Entry) -> list[Run]:
+def apart(node: TestNode, entry: Entry) -> list[ChangeRun]:
     """Return the runs of an entry."""
     staged = unpacked(node, entry.transaction.changes)
     assert staged is not None

@@ -273,6 +273,6 @@ def test_module_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_connections_do_not_let_sql_load_extensions() -> None:
-    db = vector_modules.Connection(":memory:")
+    db = vector_modules.ModuleConnection(":memory:")
     with pytest.raises(apsw.SQLError, match="not authorized"):
         db.execute("SELECT load_extension('x')")

@@ -12,7 +12,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.moment import Moment
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
-from bedrockish_journal.storage.schema_history import ACTIVE, FAILED, SCHEDULED, Standing
+from bedrockish_journal.storage.schema_history import ACTIVE, FAILED, SCHEDULED, SchemaStanding
 from bedrockish_journal.verify.replay import digest, replay
 from bedrockish_journal.verify.restore import restore
 from bedrockish_journal.verify.verify import verify
@@ -44,11 +44,11 @@ def shop(node: TestNode) -> TestNode:
 
 def test_a_change_waits_for_its_activation(shop: TestNode) -> None:
     entry = decide(shop, "ALTER TABLE item ADD COLUMN price INTEGER DEFAULT 7", "PRAGMA user_version = 3")
-    assert shop.engine.versions.standing(entry.txid) == Standing(SCHEDULED, "")
+    assert shop.engine.versions.standing(entry.txid) == SchemaStanding(SCHEDULED, "")
     shop.run("INSERT INTO item VALUES (3, 'c')")  # still on the old schema
     assert (shop.engine.schema_version, shop.rows("PRAGMA user_version")) == (1, [(0,)])
     assert shop.engine.versions.activate(entry.txid) == ""
-    assert shop.engine.versions.standing(entry.txid) == Standing(ACTIVE, "")
+    assert shop.engine.versions.standing(entry.txid) == SchemaStanding(ACTIVE, "")
     assert shop.rows("SELECT id, price FROM item") == [(1, 7), (2, 7), (3, 7)]
     assert (shop.engine.schema_version, shop.rows("PRAGMA user_version")) == (2, [(3,)])
     assert history(shop)[1][3] == "ALTER TABLE item ADD COLUMN price INTEGER DEFAULT 7;\nPRAGMA user_version = 3"

@@ -12,7 +12,7 @@ import trio
 from bedrockish.api.url import Address
 from bedrockish.errors import ConfigError
 from bedrockish.http import connections
-from bedrockish.http.messages import Reply, Request, Write
+from bedrockish.http.messages import HttpReply, HttpRequest, Write
 from bedrockish.http.parsing import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, Parser
 from bedrockish.http.serving import listen
 from tests.http.conftest import Asker
@@ -38,7 +38,7 @@ def parsed(*pieces: bytes) -> Parser:
     return parser
 
 
-async def body_of(request: Request) -> bytes:
+async def body_of(request: HttpRequest) -> bytes:
     return await request.piece()
 
 
@@ -154,13 +154,13 @@ async def test_caller_that_does_not_send_the_rest_is_cut_off(monkeypatch: pytest
     monkeypatch.setattr(connections, "IDLE_S", 0.2)
     monkeypatch.setattr(connections, "LOOK_S", 0.05)
 
-    async def serve(request: Request, write: Write) -> None:
+    async def serve(request: HttpRequest, write: Write) -> None:
         while await request.piece():
             pass
-        await write(Reply(b"whole"))
+        await write(HttpReply(b"whole"))
 
     listener = socket.create_server(("127.0.0.1", 0))
-    open_now: set[connections.Connection] = set()
+    open_now: set[connections.HttpConnection] = set()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connections.serve_connections, serve, listener, None, 60.0, open_now)
         async with await trio.open_tcp_stream(*listener.getsockname()) as caller:
@@ -176,10 +176,10 @@ async def test_body_that_comes_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(connections, "IDLE_S", 0.4)
     monkeypatch.setattr(connections, "LOOK_S", 0.05)
 
-    async def serve(request: Request, write: Write) -> None:
+    async def serve(request: HttpRequest, write: Write) -> None:
         while await request.piece():
             pass
-        await write(Reply(b"whole"))
+        await write(HttpReply(b"whole"))
 
     listener = socket.create_server(("127.0.0.1", 0))
     async with trio.open_nursery() as nursery:
@@ -199,7 +199,7 @@ async def test_body_that_comes_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyP
 
 async def test_unread_body_is_not_kept_during_a_streamed_reply() -> None:
     """A client may send gigabytes while it receives an answer."""
-    asked: list[Request] = []
+    asked: list[HttpRequest] = []
     seen, goes_on = trio.Event(), trio.Event()
 
     async def lines() -> AsyncGenerator[bytes]:
@@ -208,9 +208,9 @@ async def test_unread_body_is_not_kept_during_a_streamed_reply() -> None:
         await goes_on.wait()
         yield b"last"
 
-    async def serve(request: Request, write: Write) -> None:
+    async def serve(request: HttpRequest, write: Write) -> None:
         asked.append(request)
-        await write(Reply(lines()))
+        await write(HttpReply(lines()))
 
     listener = socket.create_server(("127.0.0.1", 0))
     async with trio.open_nursery() as nursery:

@@ -16,9 +16,9 @@ from sqlalchemy import create_engine, text
 
 from bedrockish.api.requests import Statement
 from bedrockish.errors import OutcomeUnknownError, TooLargeError, UsageError
-from bedrockish.http.libsql.pipeline import Kept, Pipelines
+from bedrockish.http.libsql.pipeline import OpenStream, Pipelines
 from bedrockish.http.libsql.session import parameter_names, whole_transaction
-from bedrockish.http.libsql.structures import STEPS_MAX, Step, Texts, read_batch, read_step, write_error
+from bedrockish.http.libsql.structures import STEPS_MAX, BatchStep, Texts, read_batch, read_step, write_error
 from tests.http import javascript
 from tests.http.conftest import Asker
 
@@ -310,8 +310,8 @@ def test_parameters_are_numbered_as_sqlite_does() -> None:
 def test_only_a_whole_transaction_is_run_at_once() -> None:
     """Statements whose result could differ step by step are executed step by step."""
 
-    def steps(*pairs: tuple[str, dict[str, Any] | None]) -> list[Step]:
-        return [Step(Statement(sql), want_rows=True, condition=condition) for sql, condition in pairs]
+    def steps(*pairs: tuple[str, dict[str, Any] | None]) -> list[BatchStep]:
+        return [BatchStep(Statement(sql), want_rows=True, condition=condition) for sql, condition in pairs]
 
     ok = [{"type": "ok", "step": place} for place in range(5)]
     begin, insert, commit = ("BEGIN IMMEDIATE", None), ("INSERT INTO t VALUES (1)", ok[0]), ("COMMIT", ok[1])
@@ -448,7 +448,7 @@ async def test_cursor_baton_is_valid_before_the_last_line_is_sent() -> None:
     """A client that has read the last line may continue over another connection at once."""
     nothing: Any = None
     session: Any = SimpleNamespace(closed=False, close=lambda: None)
-    pipelines, kept = Pipelines(nothing, nothing, nothing), Kept(session, b"", "")
+    pipelines, kept = Pipelines(nothing, nothing, nothing), OpenStream(session, b"", "")
 
     async def entries() -> AsyncGenerator[dict[str, Any]]:
         yield {"type": "step_begin", "step": 0, "cols": []}

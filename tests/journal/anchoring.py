@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bedrockish_journal.model.anchor import FIRST, Anchor, Statement
+from bedrockish_journal.model.anchor import FIRST, Anchor, AnchorStatement
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.storage.store import heads, open_readonly
 from bedrockish_journal.verify.anchored import Anchored, check_anchors, founders_hash
@@ -23,7 +23,7 @@ def anchored(paths: Sequence[Path]) -> list[Anchor]:
     db = open_readonly(paths[0])
     founders, digest = read_membership(db.execute(_FOUNDERS).get), founders_hash(db)
     db.close()
-    said = Statement(
+    said = AnchorStatement(
         "c", 1, FIRST, time.time_ns() // 1_000_000, 0, digest, founders.version, tuple(founders.voters), ends
     )
     return [Anchor(said.text(), said)]

@@ -12,9 +12,9 @@ from bedrockish.cli.changes import as_text
 from bedrockish.client.feed import _transactions_in
 from bedrockish.errors import DamagedError
 from bedrockish_journal.feed.change_feed import (
-    Cursor,
     CursorError,
     Feed,
+    FeedCursor,
     FeedPrunedError,
     FeedUnreadableError,
     cursor_of_copy,
@@ -207,7 +207,7 @@ def test_last_page_of_the_feed_is_marked(journal: sqlite3.Connection) -> None:
 )
 def test_malformed_cursor_is_refused(text: str) -> None:
     if text == "1.5.A.":
-        assert parse_cursor(text) == Cursor(1, "5.A.")  # odd, and harmless: it is after a leader of no such name
+        assert parse_cursor(text) == FeedCursor(1, "5.A.")  # odd, and harmless: it is after a leader of no such name
         return
     with pytest.raises(CursorError, match="cursor"):
         parse_cursor(text)
@@ -227,7 +227,7 @@ def test_feed_cursor_of_a_copy_skips_the_copied_commits(journal: sqlite3.Connect
 
 
 def test_cursors_are_ordered_as_the_feed_is_and_survive_as_text() -> None:
-    cursors = [Cursor(), Cursor(10, "A"), Cursor(10, "B"), Cursor(11, "A")]
+    cursors = [FeedCursor(), FeedCursor(10, "A"), FeedCursor(10, "B"), FeedCursor(11, "A")]
     assert sorted(cursors, reverse=True) == cursors[::-1]
     assert [parse_cursor(str(cursor)) for cursor in cursors[1:]] == cursors[1:]
 

@@ -20,7 +20,7 @@ from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.source.files import open_file_feed
 from bedrockish_journal.spark.source.plans import Wanted
 from bedrockish_journal.storage import packing, pruning, store
-from bedrockish_journal.storage.packing import Pack, Run, find, next_run, write
+from bedrockish_journal.storage.packing import Pack, PackRun, find, next_run, write
 from bedrockish_journal.verify.replay import digest, replay
 from bedrockish_journal.verify.verify import verify
 from tests.journal import foreign_reader
@@ -294,7 +294,7 @@ def test_pack_is_found_by_each_of_its_places(world: World) -> None:
         assert find(db, made.leader, tick) == made
     beside = find(db, made.leader, made.first - 1)
     assert beside is None or beside.last < made.first
-    assert Run(made.leader, made.first, made.unpack()).pack() == made
+    assert PackRun(made.leader, made.first, made.unpack()).pack() == made
 
 
 def test_entry_that_would_not_unpack_stays_unpacked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 from bedrockish.api.requests import Rows
-from bedrockish.transfer.continuous import Plan, _Backup
+from bedrockish.transfer.continuous import BackupPlan, _Backup
 from bedrockish_journal.model.errors import (
     ChainBrokenError,
     FileMissingError,
@@ -144,7 +144,7 @@ def begun(folder: Path, node: Path) -> Path:
 
 
 async def follower(folder: Path) -> Any:
-    backup = _Backup("nowhere", folder, Plan(1e9, None), lambda _: None)
+    backup = _Backup("nowhere", folder, BackupPlan(1e9, None), lambda _: None)
     await backup.open()
     return backup
 

@@ -254,7 +254,7 @@ def test_file_exchanged_while_it_is_opened_is_closed(bench: Bench, monkeypatch: 
     """SQLite opens the -wal by its name at the first read; the file may be replaced after the page's check."""
     published = page.Published(bench.reads.database)
     facts = published.facts()
-    open_file = vector_modules.Connection
+    open_file = vector_modules.ModuleConnection
 
     def slowly(*arguments: Any, **options: Any) -> Any:
         found = open_file(*arguments, **options)
@@ -262,7 +262,7 @@ def test_file_exchanged_while_it_is_opened_is_closed(bench: Bench, monkeypatch: 
         bench.page.beat(SERVING, 0)
         return found
 
-    monkeypatch.setattr("bedrockish.local.connections.Connection", slowly)
+    monkeypatch.setattr("bedrockish.local.connections.ModuleConnection", slowly)
     with pytest.raises(UnavailableError, match="exchanged while it was opened"):
         connections.connect(published, facts)
 
@@ -283,7 +283,7 @@ def test_two_threads_open_a_file_first_at_the_same_moment(bench: Bench, monkeypa
     place = facts.device, facts.inode
     bench.reads.close()
     assert place not in connections._open
-    is_open, go_on, connect = threading.Event(), threading.Event(), vector_modules.Connection
+    is_open, go_on, connect = threading.Event(), threading.Event(), vector_modules.ModuleConnection
 
     def slowly(*arguments: Any, **options: Any) -> Any:
         made = connect(*arguments, **options)
@@ -292,7 +292,7 @@ def test_two_threads_open_a_file_first_at_the_same_moment(bench: Bench, monkeypa
             go_on.wait(10)
         return made
 
-    monkeypatch.setattr("bedrockish.local.connections.Connection", slowly)
+    monkeypatch.setattr("bedrockish.local.connections.ModuleConnection", slowly)
     monkeypatch.setattr(connections, "_is_ours", lambda _: not is_open.is_set())
     made = list[apsw.Connection]()
     first = threading.Thread(target=lambda: made.append(connections.connect(published, facts)))

@@ -17,7 +17,7 @@ from bedrockish import connect, dbapi, open_client
 from bedrockish.api.requests import MemberChange
 from bedrockish.api.url import Address, Target, parse_url
 from bedrockish.client.blocking import Connection, open_socket_client
-from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.credentials import ClientCredentials, entry_of
 from bedrockish.client.in_thread import run
 from bedrockish.common.password_hash import SALT_BYTES, hash_password
 from bedrockish.embedded import Node
@@ -27,7 +27,7 @@ from bedrockish.node.published import open_socket
 from bedrockish_net import handshake
 from bedrockish_net.errors import RefusedError
 from bedrockish_net.events import Hello
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.socket_link import dial
 from tests.forked import program
 from tools.cluster import LocalCluster, LocalNode, local_cluster
@@ -35,7 +35,7 @@ from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 def by_socket(node: LocalNode, user: str | None = None) -> Connection:
     target = Target((Address(socket_path(node.database), 0),))
-    return Connection(open_socket_client(target, None, Entry(user=user, password="")))
+    return Connection(open_socket_client(target, None, ClientCredentials(user=user, password="")))
 
 
 def test_client_reads_and_writes_by_the_socket(node: LocalNode, table: str) -> None:
@@ -94,7 +94,7 @@ def test_umask_changes_no_permission(umask: int) -> None:
 def test_local_socket_refuses_links_of_nodes(node: LocalNode) -> None:
     """A peer proves itself by a certificate, or by being at its address."""
     with pytest.raises(RefusedError, match="not for nodes"):
-        dial(socket_path(node.database), 0, Hello("A", "bedrockish", "peer"), 5.0, Limits(), None)
+        dial(socket_path(node.database), 0, Hello("A", "bedrockish", "peer"), 5.0, LinkLimits(), None)
 
 
 def test_page_is_updated_when_each_batch_is_durable(node: LocalNode, table: str) -> None:
@@ -200,7 +200,7 @@ def test_database_path_too_long_for_a_socket_address_is_served(tmp_path: Path) -
         async def ask() -> object:
             target = Target((Address(socket_path(cluster.nodes[0].database), 0),))
             stream, _ = await handshake.dial(
-                *target.addresses[0], Hello("x", "bedrockish", "client"), 5, Limits(), None
+                *target.addresses[0], Hello("x", "bedrockish", "client"), 5, LinkLimits(), None
             )
             await stream.aclose()
             return True

@@ -9,7 +9,7 @@ import trio
 
 from bedrockish_net import handshake
 from bedrockish_net.events import Hello
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.stream import Link
 
 
@@ -17,15 +17,18 @@ async def dial_link(
     host: str, port: int, hello: Hello, seconds: float = 5.0, ssl_context: ssl.SSLContext | None = None
 ) -> Link:
     """Open a link to a listener."""
-    limits = Limits()
+    limits = LinkLimits()
     return Link(*await handshake.dial(host, port, hello, seconds, limits, ssl_context), limits)
 
 
 async def accept_link(
-    stream: trio.abc.Stream, local: Hello, welcome: Callable[[Hello], Hello] | None = None, limits: Limits | None = None
+    stream: trio.abc.Stream,
+    local: Hello,
+    welcome: Callable[[Hello], Hello] | None = None,
+    limits: LinkLimits | None = None,
 ) -> Link:
     """Take a link on a stream."""
-    limits = limits or Limits()
+    limits = limits or LinkLimits()
     return Link(*await handshake.accept(stream, local, welcome or (lambda _: local), limits, None), limits)
 
 

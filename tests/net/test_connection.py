@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bedrockish_net.codec import encode_event
-from bedrockish_net.connection import TRANSITIONS, Connection, Side, State
+from bedrockish_net.connection import TRANSITIONS, Connection, ConnectionState, Side
 from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError
 from bedrockish_net.events import EVENTS, Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
-from bedrockish_net.limits import Limits
+from bedrockish_net.frame import HEADER, FrameKind, FrameReader, encode_frame
+from bedrockish_net.limits import LinkLimits
 
 A = Hello("A", "shop", to="B", info={"port": 1})
 B = Hello("B", "shop", to="A")
-SMALL = Limits(frame_bytes_max=1000, hello_bytes_max=300)
+SMALL = LinkLimits(frame_bytes_max=1000, hello_bytes_max=300)
 EXAMPLES: dict[type[Event], Event] = {
     Hello: A,
     Data: Data(b"x"),
@@ -30,7 +30,7 @@ EXAMPLES: dict[type[Event], Event] = {
 class Pair:
     """A dialler, an accepter, and a wire that delivers at once."""
 
-    def __init__(self, dialler: Hello = A, accepter: Hello = B, limits: Limits | None = None) -> None:
+    def __init__(self, dialler: Hello = A, accepter: Hello = B, limits: LinkLimits | None = None) -> None:
         self.a = Connection(Side.DIALLER, dialler, limits)
         self.b = Connection(Side.ACCEPTER, accepter, limits)
 
@@ -60,17 +60,17 @@ def take(connection: Connection, data: bytes, *, as_messages: bool) -> list[Even
     return found + drain(connection) if connection.has_more else found
 
 
-def in_state(state: State, side: Side = Side.DIALLER) -> Connection:
+def in_state(state: ConnectionState, side: Side = Side.DIALLER) -> Connection:
     """Return a connection whose two ends are both in this state, as far as the protocol lets them."""
     pair = Pair()
-    if state is State.HELLO:
+    if state is ConnectionState.HELLO:
         return pair.a if side is Side.DIALLER else pair.b
     pair.open()
     connection, other = (pair.a, pair.b) if side is Side.DIALLER else (pair.b, pair.a)
-    if state in (State.CLOSING, State.CLOSED):
+    if state in (ConnectionState.CLOSING, ConnectionState.CLOSED):
         pair.send(other, Goodbye("shutdown"))
         connection.send(Goodbye("shutdown"))
-    if state is State.CLOSED:
+    if state is ConnectionState.CLOSED:
         connection.receive_data(b"")
         assert drain(connection) == [Closed()]
         connection.send(Closed())
@@ -89,11 +89,11 @@ def test_two_connections_exchange_hellos_messages_a_ping_and_a_goodbye() -> None
     pair.b.receive_data(b"")
     assert drain(pair.b) == [Closed()]
     assert drain(pair.b) == []
-    assert (pair.a.local_state, pair.b.remote_state) == (State.CLOSING, State.CLOSED)
+    assert (pair.a.local_state, pair.b.remote_state) == (ConnectionState.CLOSING, ConnectionState.CLOSED)
 
 
-@pytest.mark.parametrize("state", State)
-def test_table_of_states_covers_every_local_event(state: State) -> None:
+@pytest.mark.parametrize("state", ConnectionState)
+def test_table_of_states_covers_every_local_event(state: ConnectionState) -> None:
     """Moves in the table lead to their state; all others raise LocalProtocolError and change nothing."""
     for event_type in EVENTS:
         connection = in_state(state)
@@ -108,12 +108,12 @@ def test_table_of_states_covers_every_local_event(state: State) -> None:
             assert connection.local_state is state
 
 
-@pytest.mark.parametrize("state", State)
-def test_table_of_states_covers_every_remote_event(state: State) -> None:
+@pytest.mark.parametrize("state", ConnectionState)
+def test_table_of_states_covers_every_remote_event(state: ConnectionState) -> None:
     """The same table holds for the other end, whose illegal moves are RemoteProtocolErrors with an answer."""
     for event_type in set(EVENTS) - {Closed}:
         connection = in_state(state, Side.ACCEPTER)
-        if state is State.CLOSED:
+        if state is ConnectionState.CLOSED:
             with pytest.raises(LocalProtocolError, match="after the end"):
                 connection.receive_data(b"x")
             continue
@@ -126,24 +126,24 @@ def test_table_of_states_covers_every_remote_event(state: State) -> None:
             with pytest.raises(RemoteProtocolError, match="not possible in state") as caught:
                 drain(connection)
             assert caught.value.code == Code.UNEXPECTED
-            assert bool(caught.value.answer) == (state is not State.CLOSING)
+            assert bool(caught.value.answer) == (state is not ConnectionState.CLOSING)
             with pytest.raises(RemoteProtocolError) as again:
                 connection.next_event()
             assert again.value.answer == b""
 
 
-@pytest.mark.parametrize("state", [State.HELLO, State.OPEN, State.CLOSING])
-def test_stream_end_is_handled_in_every_state(state: State) -> None:
+@pytest.mark.parametrize("state", [ConnectionState.HELLO, ConnectionState.OPEN, ConnectionState.CLOSING])
+def test_stream_end_is_handled_in_every_state(state: ConnectionState) -> None:
     connection = in_state(state)
     connection.receive_data(b"")
     assert drain(connection) == [Closed()]
-    assert connection.remote_state is State.CLOSED
+    assert connection.remote_state is ConnectionState.CLOSED
 
 
 @pytest.mark.parametrize("length", range(1, 8))
 def test_stream_end_inside_a_frame_is_a_remote_error(length: int) -> None:
     pair = Pair().open()
-    pair.a.receive_data(encode_frame(Kind.DATA, b"abc")[:length])
+    pair.a.receive_data(encode_frame(FrameKind.DATA, b"abc")[:length])
     pair.a.receive_data(b"")
     with pytest.raises(RemoteProtocolError, match=f"inside a frame, {length} bytes into it") as caught:
         drain(pair.a)
@@ -231,8 +231,10 @@ keys = st.sampled_from(["protocol", "version", "role", "node", "cluster", "to", 
 
 
 @settings(deadline=None)
-@given(st.dictionaries(keys, cbor_values), st.sampled_from(Kind), st.booleans())
-def test_random_maps_raise_nothing_but_remote_errors(changed: dict[str, object], kind: Kind, is_open: bool) -> None:
+@given(st.dictionaries(keys, cbor_values), st.sampled_from(FrameKind), st.booleans())
+def test_random_maps_raise_nothing_but_remote_errors(
+    changed: dict[str, object], kind: FrameKind, is_open: bool
+) -> None:
     pair = Pair()
     if is_open:
         pair.open()
@@ -251,7 +253,7 @@ def _feed_and_check(connection: Connection, noise: bytes) -> None:
     reader = FrameReader(1 << 20)
     reader.feed(answer)
     frame = reader.next_frame()
-    assert frame is None or (frame[0] is Kind.GOODBYE and cbor2.loads(frame[1])["code"] == code)
+    assert frame is None or (frame[0] is FrameKind.GOODBYE and cbor2.loads(frame[1])["code"] == code)
 
 
 def test_huge_version_number_is_refused() -> None:
@@ -259,7 +261,7 @@ def test_huge_version_number_is_refused() -> None:
     for key in ("protocol", "version", "role", "node"):
         packed = {"protocol": "bedrockish", "version": 1, "role": "peer", "node": "A", key: 10**5000}
         connection = Connection(Side.ACCEPTER, B)
-        connection.receive_data(encode_frame(Kind.HELLO, cbor2.dumps(packed)))
+        connection.receive_data(encode_frame(FrameKind.HELLO, cbor2.dumps(packed)))
         with pytest.raises(RemoteProtocolError):
             connection.next_event()
 
@@ -279,7 +281,7 @@ def test_wrong_addresses_are_reported_at_both_ends(dialler: Hello, accepter: Hel
         pair.b.next_event()
     pair.a.receive_data(caught.value.answer)
     assert drain(pair.a) == [Goodbye(code, str(caught.value))]
-    assert (pair.b.local_state, pair.b.remote_state) == (State.CLOSING, State.CLOSED)
+    assert (pair.b.local_state, pair.b.remote_state) == (ConnectionState.CLOSING, ConnectionState.CLOSED)
 
 
 def test_dialler_rejects_an_unexpected_node() -> None:
@@ -298,7 +300,9 @@ def test_client_hello_without_a_cluster_name_is_accepted() -> None:
 
 def test_another_version_is_a_typed_error_that_names_both() -> None:
     pair = Pair()
-    pair.b.receive_data(encode_frame(Kind.HELLO, cbor2.dumps({"protocol": "bedrockish", "version": 7, "node": []})))
+    pair.b.receive_data(
+        encode_frame(FrameKind.HELLO, cbor2.dumps({"protocol": "bedrockish", "version": 7, "node": []}))
+    )
     with pytest.raises(RemoteProtocolError, match="versions 1 and 7") as caught:
         pair.b.next_event()
     assert caught.value.code == Code.VERSION
@@ -307,7 +311,7 @@ def test_another_version_is_a_typed_error_that_names_both() -> None:
 def test_unknown_keys_in_a_hello_are_ignored() -> None:
     pair = Pair()
     packed = {"protocol": "bedrockish", "version": 1, "role": "peer", "node": "A", "cluster": "shop", "color": "red"}
-    pair.b.receive_data(encode_frame(Kind.HELLO, cbor2.dumps(packed)))
+    pair.b.receive_data(encode_frame(FrameKind.HELLO, cbor2.dumps(packed)))
     assert drain(pair.b) == [Hello("A", "shop")]
 
 
@@ -353,7 +357,7 @@ def test_frame_reader_names_the_other_protocol_of_foreign_bytes(start: bytes, hi
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=300)), st.integers(1, 50))
 def test_frame_reader_returns_the_sent_payloads(payloads: list[bytes], step: int) -> None:
-    wire = b"".join(encode_frame(Kind.DATA, payload) for payload in payloads)
+    wire = b"".join(encode_frame(FrameKind.DATA, payload) for payload in payloads)
     reader = FrameReader(300)
     got: list[bytes] = []
     for at in range(0, len(wire), step):
@@ -366,13 +370,13 @@ def test_frame_reader_returns_the_sent_payloads(payloads: list[bytes], step: int
 def test_frame_reader_drops_returned_bytes() -> None:
     reader = FrameReader(1000)
     for _ in range(100):
-        reader.feed(encode_frame(Kind.DATA, bytes(1000)))
-        assert reader.next_frame() == (Kind.DATA, bytes(1000))
+        reader.feed(encode_frame(FrameKind.DATA, bytes(1000)))
+        assert reader.next_frame() == (FrameKind.DATA, bytes(1000))
     assert len(reader._buffer) < 3000
 
 
 def test_frame_reader_keeps_nothing_of_messages_that_were_taken() -> None:
-    reader, wire = FrameReader(1000), encode_frame(Kind.DATA, bytes(1000))
+    reader, wire = FrameReader(1000), encode_frame(FrameKind.DATA, bytes(1000))
     assert reader.take_data(wire) == [bytes(1000)]
     assert reader.take_data(wire + wire[:500]) == [bytes(1000)]
     assert reader.take_data(wire[500:]) == [bytes(1000)]
@@ -381,4 +385,4 @@ def test_frame_reader_keeps_nothing_of_messages_that_were_taken() -> None:
 
 def _bytes_of(event: Event) -> bytes:
     """Encode an event like an end that ignores its state."""
-    return encode_event(event, Limits())
+    return encode_event(event, LinkLimits())

@@ -14,16 +14,16 @@ from bedrockish.node.transactions.callers import caller_of
 from bedrockish_net.connection_limits import ConnectionLimits
 from bedrockish_net.errors import DialError, LinkClosedError, ListenError, NetError, RefusedError
 from bedrockish_net.events import Hello
-from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
+from bedrockish_net.frame import HEADER, FrameKind, FrameReader, encode_frame
 from bedrockish_net.inflow import Inflow
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.mesh import Mesh, MeshEvent, PeerDown, PeerUp, Received
 from bedrockish_net.stream import Link
 from tests.net.links import Names, dial_link
 from tools.cluster import free_ports
 
 HOST = "127.0.0.1"
-QUICK = Limits(hello_seconds=0.3, goodbye_seconds=0.3)
+QUICK = LinkLimits(hello_seconds=0.3, goodbye_seconds=0.3)
 
 
 def free_port() -> int:
@@ -87,7 +87,7 @@ async def running(*nodes: Node) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-async def talk(port: int, data: bytes, *, finish: bool = True) -> list[tuple[Kind, bytes]]:
+async def talk(port: int, data: bytes, *, finish: bool = True) -> list[tuple[FrameKind, bytes]]:
     """Connect as a stranger, say something and return every frame that comes back until the node hangs up."""
     with trio.fail_after(10):
         stream = await trio.open_tcp_stream(HOST, port)
@@ -185,14 +185,14 @@ async def test_strangers_are_answered_and_do_not_affect_links() -> None:
             (HEADER.pack(2**31, 1), "too_large"),
             (HEADER.pack(65 * 1024, 1), "too_large"),
             (HEADER.pack(10, 1) + b"half", "truncated"),
-            (encode_frame(Kind.HELLO, b"\xff"), "malformed"),
-            (encode_frame(Kind.DATA, b"x"), "unexpected"),
+            (encode_frame(FrameKind.HELLO, b"\xff"), "malformed"),
+            (encode_frame(FrameKind.DATA, b"x"), "unexpected"),
             (HEADER.pack(0, 77), "unknown_kind"),
-            (encode_frame(Kind.HELLO, cbor2.dumps({"protocol": "bedrockish", "version": 2})), "version"),
-            (encode_frame(Kind.HELLO, cbor2.dumps({"protocol": "redis", "version": 1})), "protocol"),
+            (encode_frame(FrameKind.HELLO, cbor2.dumps({"protocol": "bedrockish", "version": 2})), "version"),
+            (encode_frame(FrameKind.HELLO, cbor2.dumps({"protocol": "redis", "version": 1})), "protocol"),
         ]:
             (kind, payload), *rest = await talk(ports["A"], data)
-            assert (kind, cbor2.loads(payload)["code"], rest) == (Kind.GOODBYE, code, [])
+            assert (kind, cbor2.loads(payload)["code"], rest) == (FrameKind.GOODBYE, code, [])
         (kind, payload), *_ = await talk(ports["A"], b"", finish=False)  # says nothing
         assert cbor2.loads(payload) == {"code": "timeout", "message": "no HELLO within 0.3 s"}
         assert await talk(ports["A"], b"") == []

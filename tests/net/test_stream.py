@@ -16,10 +16,10 @@ import trio.testing
 from bedrockish_net.codec import encode_event
 from bedrockish_net.errors import Code, DialError, LinkClosedError, LocalProtocolError, RefusedError, TlsError
 from bedrockish_net.events import Hello
-from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
+from bedrockish_net.frame import HEADER, FrameKind, FrameReader, encode_frame
 from bedrockish_net.handshake import dial_on
 from bedrockish_net.inflow import Inflow
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.link_texts import READ_BYTES, READ_FIRST_BYTES
 from bedrockish_net.stream import SLICE_BYTES, Link
 from tests.net.links import accept_link, dial_link
@@ -29,8 +29,8 @@ B = Hello("B", "shop")
 
 
 @asynccontextmanager
-async def links(limits: Limits | None = None, seconds: float = 60) -> AsyncIterator[tuple[Link, Link]]:
-    limits = limits or Limits()
+async def links(limits: LinkLimits | None = None, seconds: float = 60) -> AsyncIterator[tuple[Link, Link]]:
+    limits = limits or LinkLimits()
     left, right = trio.testing.memory_stream_pair()
     made: dict[str, Link] = {}
 
@@ -49,7 +49,7 @@ async def links(limits: Limits | None = None, seconds: float = 60) -> AsyncItera
 
 
 @asynccontextmanager
-async def half_link(limits: Limits) -> AsyncIterator[tuple[Link, trio.abc.Stream]]:
+async def half_link(limits: LinkLimits) -> AsyncIterator[tuple[Link, trio.abc.Stream]]:
     """Return a link whose other end has sent HELLO, and then obeys the test; a send waits for a reader."""
     left, right = trio.testing.lockstep_stream_pair()
     with trio.fail_after(1000):
@@ -64,7 +64,7 @@ async def half_link(limits: Limits) -> AsyncIterator[tuple[Link, trio.abc.Stream
 
 async def _hello_only(stream: trio.abc.Stream) -> None:
     await stream.receive_some()
-    await stream.send_all(encode_event(B, Limits()))
+    await stream.send_all(encode_event(B, LinkLimits()))
 
 
 async def test_messages_keep_their_order_and_come_in_batches(autojump_clock: trio.testing.MockClock) -> None:
@@ -91,7 +91,7 @@ async def test_aclose_flushes_and_ends_the_other_ends_loop(autojump_clock: trio.
 
 async def test_a_slow_reader_overflows_and_the_link_is_dropped(autojump_clock: trio.testing.MockClock) -> None:
     """The other end does not read; the send buffer is bounded, and the sender gets the reason of the end."""
-    limits = Limits(outbox_bytes_max=10_000)
+    limits = LinkLimits(outbox_bytes_max=10_000)
     async with half_link(limits) as (a, _):
         for _ in range(9):
             a.send_nowait(bytes(1000))
@@ -105,14 +105,14 @@ async def test_a_slow_reader_overflows_and_the_link_is_dropped(autojump_clock: t
 
 
 async def test_single_message_larger_than_the_outbox_is_sent(autojump_clock: trio.testing.MockClock) -> None:
-    async with links(Limits(outbox_bytes_max=100)) as (a, b):
+    async with links(LinkLimits(outbox_bytes_max=100)) as (a, b):
         a.send_nowait(bytes(5000))
         assert await b.receive() == bytes(5000)
 
 
 async def test_send_waits_for_room(autojump_clock: trio.testing.MockClock) -> None:
     """The awaitable send stops the sender instead of dropping the link."""
-    async with half_link(Limits(outbox_bytes_max=10_000, ping_seconds=50, silence_seconds=99)) as (a, stream):
+    async with half_link(LinkLimits(outbox_bytes_max=10_000, ping_seconds=50, silence_seconds=99)) as (a, stream):
         sent = 0
         with trio.move_on_after(1):
             while True:
@@ -128,7 +128,7 @@ async def test_send_waits_for_room(autojump_clock: trio.testing.MockClock) -> No
 
 
 async def test_silence_ends_the_link(autojump_clock: trio.testing.MockClock) -> None:
-    async with half_link(Limits()) as (a, _):
+    async with half_link(LinkLimits()) as (a, _):
         with pytest.raises(LinkClosedError, match="B was silent for 8 s") as caught:
             await a.receive()
         assert caught.value.code == Code.TIMEOUT
@@ -137,7 +137,7 @@ async def test_silence_ends_the_link(autojump_clock: trio.testing.MockClock) -> 
 
 async def test_peer_that_accepts_bytes_is_not_silent(autojump_clock: trio.testing.MockClock) -> None:
     """A busy peer answers neither a ping behind a long message nor an unread one."""
-    async with half_link(Limits()) as (a, stream):
+    async with half_link(LinkLimits()) as (a, stream):
         a.send_nowait(bytes(20 * SLICE_BYTES))
         for _ in range(20):
             await trio.sleep(1)
@@ -156,11 +156,11 @@ async def test_pings_keep_an_idle_link(autojump_clock: trio.testing.MockClock) -
 
 
 async def test_full_inbox_stops_reading_without_ending_the_link(autojump_clock: trio.testing.MockClock) -> None:
-    async with half_link(Limits(inbox_bytes_max=1000)) as (a, stream):
+    async with half_link(LinkLimits(inbox_bytes_max=1000)) as (a, stream):
         taken = 0
         with trio.move_on_after(100):
             while True:
-                await stream.send_all(encode_frame(Kind.DATA, bytes(800)))
+                await stream.send_all(encode_frame(FrameKind.DATA, bytes(800)))
                 taken += 1
         assert a.closed is None
         assert 1 < taken < 5
@@ -169,8 +169,8 @@ async def test_full_inbox_stops_reading_without_ending_the_link(autojump_clock: 
 
 
 async def test_stream_end_without_goodbye_is_reported(autojump_clock: trio.testing.MockClock) -> None:
-    async with half_link(Limits()) as (a, stream):
-        await stream.send_all(encode_frame(Kind.DATA, b"last"))
+    async with half_link(LinkLimits()) as (a, stream):
+        await stream.send_all(encode_frame(FrameKind.DATA, b"last"))
         await stream.aclose()
         assert await a.receive() == b"last"
         with pytest.raises(LinkClosedError, match=r"B hung up without a goodbye|the stream to B broke"):
@@ -178,8 +178,8 @@ async def test_stream_end_without_goodbye_is_reported(autojump_clock: trio.testi
 
 
 async def test_unknown_frame_kind_ends_the_link_with_a_goodbye(autojump_clock: trio.testing.MockClock) -> None:
-    async with half_link(Limits()) as (a, stream):
-        await stream.send_all(encode_frame(Kind.DATA, b"good") + HEADER.pack(0, 99))
+    async with half_link(LinkLimits()) as (a, stream):
+        await stream.send_all(encode_frame(FrameKind.DATA, b"good") + HEADER.pack(0, 99))
         assert await a.receive() == b"good"
         with pytest.raises(LinkClosedError, match="B broke the protocol: frame kind 99"):
             await a.receive()
@@ -187,7 +187,7 @@ async def test_unknown_frame_kind_ends_the_link_with_a_goodbye(autojump_clock: t
         reader.feed(bytes(await stream.receive_some()))
         frame = reader.next_frame()
         assert frame is not None
-        assert frame[0] is Kind.GOODBYE
+        assert frame[0] is FrameKind.GOODBYE
 
 
 async def test_cancelling_a_receive_loses_nothing(autojump_clock: trio.testing.MockClock) -> None:
@@ -213,7 +213,7 @@ async def test_dropped_link_sends_its_reason_to_the_other_end(autojump_clock: tr
 
 
 async def test_aclose_waits_for_a_stuck_reader_for_a_limited_time(autojump_clock: trio.testing.MockClock) -> None:
-    async with half_link(Limits()) as (a, _):
+    async with half_link(LinkLimits()) as (a, _):
         for _ in range(10):
             a.send_nowait(bytes(1000))
         await a.aclose()
@@ -228,7 +228,7 @@ async def test_accept_gives_up_on_silence(autojump_clock: trio.testing.MockClock
     reader.feed(bytes(await left.receive_some()))
     frame = reader.next_frame()
     assert frame is not None
-    assert frame[0] is Kind.GOODBYE
+    assert frame[0] is FrameKind.GOODBYE
 
 
 async def test_an_accepter_can_refuse_by_its_own_rule(autojump_clock: trio.testing.MockClock) -> None:
@@ -244,20 +244,20 @@ async def test_an_accepter_can_refuse_by_its_own_rule(autojump_clock: trio.testi
         async with trio.open_nursery() as nursery:
             nursery.start_soon(accept)
             with pytest.raises(RefusedError, match="the other end refused: no room for A") as caught:
-                await dial_on(left, A, Limits())
+                await dial_on(left, A, LinkLimits())
             await left.aclose()
     assert caught.value.code == "full"
 
 
 async def test_outbox_limit_counts_waiting_bytes_only(autojump_clock: trio.testing.MockClock) -> None:
-    async with links(Limits(outbox_bytes_max=10_000)) as (a, b):
+    async with links(LinkLimits(outbox_bytes_max=10_000)) as (a, b):
         for _ in range(100):
             a.send_nowait(bytes(5000))
             assert await b.receive() == bytes(5000)
 
 
 async def test_bulk_messages_are_sent_after_all_others() -> None:
-    async with half_link(Limits()) as (link, other):
+    async with half_link(LinkLimits()) as (link, other):
         reader = FrameReader(1 << 20)
         link.send_many_nowait([b"bulk %d" % number for number in range(4)], bulk=True)
         got: list[bytes] = []
@@ -293,7 +293,7 @@ async def test_closing_a_link_flushes_its_bulk_messages(autojump_clock: trio.tes
         async with trio.open_nursery() as nursery:
             nursery.start_soon(a.aclose)
             assert sorted([await b.receive() for _ in range(3)]) == [b"one", b"three", b"two"]
-    async with half_link(Limits(outbox_bytes_max=100)) as (a, _):
+    async with half_link(LinkLimits(outbox_bytes_max=100)) as (a, _):
         a.send_many_nowait([bytes(90)], bulk=True)
         with pytest.raises(LinkClosedError):
             a.send_many_nowait([bytes(90)], bulk=True)
@@ -301,10 +301,10 @@ async def test_closing_a_link_flushes_its_bulk_messages(autojump_clock: trio.tes
 
 async def test_memory_of_a_long_message_is_released_when_it_is_read(autojump_clock: trio.testing.MockClock) -> None:
     """An incomplete message is counted while it is kept."""
-    async with half_link(Limits(ping_seconds=50, silence_seconds=99)) as (a, stream):
+    async with half_link(LinkLimits(ping_seconds=50, silence_seconds=99)) as (a, stream):
         inflow = Inflow(1 << 30, trio.current_time)
         a.count_by(inflow)
-        message, half = encode_frame(Kind.DATA, bytes(5 << 20)), encode_frame(Kind.DATA, bytes(1_000))[:-1]
+        message, half = encode_frame(FrameKind.DATA, bytes(5 << 20)), encode_frame(FrameKind.DATA, bytes(1_000))[:-1]
         await stream.send_all(message[:-1])
         await trio.testing.wait_all_tasks_blocked()
         assert inflow.total == len(message) - 1
@@ -315,7 +315,7 @@ async def test_memory_of_a_long_message_is_released_when_it_is_read(autojump_clo
         await trio.testing.wait_all_tasks_blocked()
         assert inflow.total == len(half)
         assert sys.getsizeof(a._connection._frames._buffer) < 64 << 10
-        await stream.send_all(encode_frame(Kind.DATA, bytes(1_000))[-1:])
+        await stream.send_all(encode_frame(FrameKind.DATA, bytes(1_000))[-1:])
         assert await a.receive() == bytes(1_000)
         await trio.testing.wait_all_tasks_blocked()
         assert (inflow.total, a.silent_seconds) == (0, 0.0)
@@ -325,8 +325,8 @@ async def test_memory_of_a_long_message_is_released_when_it_is_read(autojump_clo
 
 async def test_only_the_longest_of_many_long_messages_is_read(autojump_clock: trio.testing.MockClock) -> None:
     """The others wait until the longest is complete or given up; short ones do not wait."""
-    inflow, limits = Inflow(2_000_000, trio.current_time), Limits(ping_seconds=50, silence_seconds=99)
-    message, got = encode_frame(Kind.DATA, bytes(1_500_000)), Counter[str]()
+    inflow, limits = Inflow(2_000_000, trio.current_time), LinkLimits(ping_seconds=50, silence_seconds=99)
+    message, got = encode_frame(FrameKind.DATA, bytes(1_500_000)), Counter[str]()
     async with half_link(limits) as (a, one), half_link(limits) as (b, two), half_link(limits) as (c, three):
         for link in (a, b, c):
             link.count_by(inflow)
@@ -339,7 +339,7 @@ async def test_only_the_longest_of_many_long_messages_is_read(autojump_clock: tr
             await one.send_all(message[:-1])
             nursery.start_soon(send, two, b, "b", message)
             await trio.sleep(1)
-            nursery.start_soon(send, three, c, "c", encode_frame(Kind.DATA, bytes(100_000)))
+            nursery.start_soon(send, three, c, "c", encode_frame(FrameKind.DATA, bytes(100_000)))
             await trio.sleep(1)
             assert got == {"c": 100_000}
             assert inflow.total <= inflow.most + READ_BYTES
@@ -368,10 +368,10 @@ async def test_socket_is_read_when_bytes_have_arrived_and_into_a_small_buffer_fi
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as shake:
                 shake.start_soon(_hello_only, far)
-                link = Link(near, await dial_on(near, A, Limits()), Limits())
+                link = Link(near, await dial_on(near, A, LinkLimits()), LinkLimits())
             nursery.start_soon(link.run)
             for size in (10, 3_000_000, 20):
-                nursery.start_soon(far.send_all, encode_frame(Kind.DATA, bytes(size)))
+                nursery.start_soon(far.send_all, encode_frame(FrameKind.DATA, bytes(size)))
                 assert await link.receive() == bytes(size)
                 await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
@@ -388,7 +388,7 @@ async def test_ended_link_reads_no_further_bytes(monkeypatch: pytest.MonkeyPatch
     with trio.fail_after(30):
         async with trio.open_nursery() as shake:
             shake.start_soon(_hello_only, far)
-            link = Link(near, await dial_on(near, A, Limits()), Limits())
+            link = Link(near, await dial_on(near, A, LinkLimits()), LinkLimits())
         await far.send_all(b"for somebody else")
 
         async def ended_meanwhile(_: int) -> None:

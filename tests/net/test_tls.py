@@ -17,7 +17,7 @@ import trustme
 from bedrockish_net import handshake
 from bedrockish_net.errors import Code, DialError, NetError, RefusedError, TlsError
 from bedrockish_net.events import Hello
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 from bedrockish_net.loopback import is_loopback
 from bedrockish_net.mesh import Mesh, MeshEvent, PeerUp, Received
 from bedrockish_net.socket_link import dial
@@ -72,7 +72,7 @@ async def listening(files: Files) -> AsyncIterator[tuple[int, trio.MemoryReceive
         on_log=say.send_nowait,
         draw=lambda: 0.5,
         host=HOST,
-        limits=Limits(hello_seconds=2, goodbye_seconds=0.3),
+        limits=LinkLimits(hello_seconds=2, goodbye_seconds=0.3),
         listen_context=listen_context(files.ca, files.cert, files.key),
     )
     with trio.fail_after(20):
@@ -148,7 +148,7 @@ async def test_plain_dialler_at_a_tls_port_gets_a_hint(authority: trustme.CA, tm
             await dial_link(HOST, port, hello)
         await until(told, f"refused {HOST}")
         with pytest.raises(DialError, match="a node that speaks TLS does that"):
-            await trio.to_thread.run_sync(lambda: link_of(hello, 5, Limits(), None))
+            await trio.to_thread.run_sync(lambda: link_of(hello, 5, LinkLimits(), None))
         context = dial_context(b.ca, b.cert, b.key)
         link = await dial_link(HOST, port, Hello("shell", None, "client"), ssl_context=context)
         await link.aclose()
@@ -158,7 +158,7 @@ async def test_plain_dialler_at_a_tls_port_gets_a_hint(authority: trustme.CA, tm
         with pytest.raises(NetError, match="lets only certificates in: a client shows one"):
             await dial_link(HOST, port, Hello("shell", None, "client"), ssl_context=bare)
         with pytest.raises(NetError, match="lets only certificates in: a client shows one"):
-            await trio.to_thread.run_sync(lambda: link_of(hello, 5, Limits(), bare))
+            await trio.to_thread.run_sync(lambda: link_of(hello, 5, LinkLimits(), bare))
 
 
 def test_broken_handshake_does_not_count_as_a_refusal(authority: trustme.CA, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_broken_handshake_does_not_count_as_a_refusal(authority: trustme.CA, tmp
             dial_context(b.ca, b.cert, b.key),
         )
         with pytest.raises(DialError, match="during the TLS handshake") as caught:
-            dial(HOST, port, hello, 5, Limits(), context)
+            dial(HOST, port, hello, 5, LinkLimits(), context)
         assert not isinstance(caught.value, TlsError)
         with pytest.raises(DialError, match="during the TLS handshake") as caught:
             trio.run(functools.partial(dial_link, HOST, port, hello, ssl_context=context))
@@ -225,7 +225,7 @@ async def test_a_certificate_is_read_as_openssl_reads_it(authority: trustme.CA, 
             port,
             Hello("node-a", "shop", to="node-b"),
             2,
-            Limits(),
+            LinkLimits(),
             dial_context(a.ca, a.cert, a.key),
             seen.append,
         )
@@ -299,7 +299,7 @@ async def test_revoked_certificate_is_refused_and_its_links_end(authority: trust
         on_client=serve,
         draw=lambda: 0.5,
         host=HOST,
-        limits=Limits(hello_seconds=2, goodbye_seconds=0.3),
+        limits=LinkLimits(hello_seconds=2, goodbye_seconds=0.3),
         listen_context=listen_context(b.ca, b.cert, b.key),
         trust=lambda stream: check_revoked(stream, revoked),
     )
@@ -329,7 +329,13 @@ async def test_revoked_certificate_is_refused_and_its_links_end(authority: trust
             revoked.add(serial_of(b))
             with pytest.raises(RefusedError, match=r"node-b with the serial number .* is revoked"):
                 await handshake.dial(
-                    HOST, port, Hello("node-a", "shop"), 2, Limits(), own, lambda stream: check_revoked(stream, revoked)
+                    HOST,
+                    port,
+                    Hello("node-a", "shop"),
+                    2,
+                    LinkLimits(),
+                    own,
+                    lambda stream: check_revoked(stream, revoked),
                 )
             nursery.cancel_scope.cancel()
     assert any("ended the link to shell" in line for line in log)
@@ -346,7 +352,7 @@ async def test_goodbye_counts_only_from_the_dialled_node(authority: trustme.CA, 
                 raise RefusedError("amnesia", "your file is another one", {"store": "s"})
 
             with pytest.raises(RefusedError):
-                await handshake.accept(stream, Hello("node-b", "shop"), refuse, Limits(), server)
+                await handshake.accept(stream, Hello("node-b", "shop"), refuse, LinkLimits(), server)
 
         async with trio.open_nursery() as nursery:
             listeners = await nursery.start(functools.partial(trio.serve_tcp, accuse, 0, host=HOST))

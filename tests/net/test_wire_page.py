@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bedrockish_net.connection import TRANSITIONS
 from bedrockish_net.events import EVENTS
-from bedrockish_net.frame import Kind
-from bedrockish_net.limits import KIB, MIB, Limits
+from bedrockish_net.frame import FrameKind
+from bedrockish_net.limits import KIB, MIB, LinkLimits
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
 BETWEEN = re.compile(r"(?<=<!-- states -->\n).*(?=<!-- end of states -->)", re.DOTALL)
@@ -31,11 +31,11 @@ def test_page_has_the_current_table_of_states() -> None:
 
 def test_wire_page_lists_all_kinds_of_frames() -> None:
     rows = re.findall(r"^\| (\d+) \| ([A-Z]+) \|", PAGE.read_text(), re.MULTILINE)
-    assert [(int(number), name) for number, name in rows] == [(kind.value, kind.name) for kind in Kind]
+    assert [(int(number), name) for number, name in rows] == [(kind.value, kind.name) for kind in FrameKind]
 
 
 def test_wire_page_has_the_default_limits() -> None:
-    page, limits = PAGE.read_text(), Limits()
+    page, limits = PAGE.read_text(), LinkLimits()
     for text in (
         f"at most {limits.hello_bytes_max // KIB} KiB until",
         f"at most {limits.frame_bytes_max // MIB} MiB (configurable)",

@@ -8,7 +8,7 @@ import trio.testing
 
 from bedrockish.api.url import Address
 from bedrockish.api.wire import UPKEEP, Ask
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.errors import AuthenticationError, BedrockishError, UnavailableError, UsageError
 from bedrockish.node.cluster.join import calls
 from bedrockish_net.errors import Code, LinkClosedError, NetError, RefusedError
@@ -44,7 +44,7 @@ async def test_error_of_the_body_hides_a_lost_link(said: BedrockishError) -> Non
     entry = BrokenEntry(LinkClosedError(Code.LOST, "gone"))
 
     async def fails_as_it_ends() -> None:
-        async with calls(PLACE, HELLO, cast(Entry, entry)):
+        async with calls(PLACE, HELLO, cast(ClientCredentials, entry)):
             await trio.testing.wait_all_tasks_blocked()
             entry.asked.set()
             raise said
@@ -60,7 +60,10 @@ async def test_error_of_several_links_is_raised_as_one() -> None:
     said = UnavailableError("there are not two nodes to compare")
 
     async def fails_as_they_end() -> None:
-        async with calls(PLACE, HELLO, cast(Entry, entries[0])), calls(PLACE, HELLO, cast(Entry, entries[1])):
+        async with (
+            calls(PLACE, HELLO, cast(ClientCredentials, entries[0])),
+            calls(PLACE, HELLO, cast(ClientCredentials, entries[1])),
+        ):
             await trio.testing.wait_all_tasks_blocked()
             for entry in entries:
                 entry.asked.set()
@@ -80,5 +83,5 @@ async def test_error_of_several_links_is_raised_as_one() -> None:
 async def test_ended_link_raises_an_error_of_bedrockish(end: NetError, told: type[BedrockishError]) -> None:
     entry = BrokenEntry(end)
     with pytest.raises(told):
-        async with calls(PLACE, HELLO, cast(Entry, entry)) as call:
+        async with calls(PLACE, HELLO, cast(ClientCredentials, entry)) as call:
             await call(Ask(1, UPKEEP, asked={"do": "scrub"}))

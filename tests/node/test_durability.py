@@ -190,7 +190,7 @@ def test_client_is_answered_before_other_nodes_get_their_messages(
     asked = request("SELECT 1", "asked")
     answer = UnavailableError("any answer")
     waiter = durability.Waiter(1, asked, lambda _: order.append("client"), answer=answer)
-    runtime.release(durability.Kept({"B": [b""], "C": [b""]}, [waiter]))
+    runtime.release(durability.HeldOutput({"B": [b""], "C": [b""]}, [waiter]))
     assert order == ["client", "B", "C"]
     runtime.leave()
     engine.close()

@@ -39,11 +39,11 @@ from bedrockish.errors import (
 )
 from bedrockish.http import serving
 from bedrockish.http.libsql.pipeline import Pipelines
-from bedrockish.http.libsql.session import DeclaredTypes, Session
-from bedrockish.http.messages import Request as HttpRequest
+from bedrockish.http.libsql.session import DeclaredTypes, LibsqlSession
+from bedrockish.http.messages import HttpRequest
 from bedrockish.http.request_memory import RequestMemory, UnfinishedBodies
 from bedrockish.node import published
-from bedrockish.node.admin.watching import Room, watch_disk
+from bedrockish.node.admin.watching import WriteCheck, watch_disk
 from bedrockish.node.repair.healer import RestartError, note_damage
 from bedrockish.node.runtime import Runtime
 from bedrockish.node.scheduling.faults import Faults
@@ -149,12 +149,12 @@ async def test_bug_in_a_libsql_request_keeps_earlier_answers_and_ends_the_stream
         return [json.loads(line) async for line in reply.body]
 
     insert, bad = "INSERT INTO t(x) VALUES (1)", "DELETE FROM t"
-    real = Session.execute
+    real = LibsqlSession.execute
 
-    async def sometimes(self: Session, statement: Statement, *, is_last: bool = False) -> Result:
+    async def sometimes(self: LibsqlSession, statement: Statement, *, is_last: bool = False) -> Result:
         return bug() if statement.sql == bad else await real(self, statement, is_last=is_last)
 
-    monkeypatch.setattr(Session, "execute", sometimes)
+    monkeypatch.setattr(LibsqlSession, "execute", sometimes)
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
@@ -330,11 +330,11 @@ async def test_node_with_a_full_disk_serves_again_after_a_wait_for_room(
         init(self, *args)
         runs.append(self)
 
-    async def wait(room: Room) -> None:
+    async def wait(room: WriteCheck) -> None:
         waited.append(room.why)
 
     monkeypatch.setattr(Runtime, "__init__", note)
-    monkeypatch.setattr(Room, "wait", wait)
+    monkeypatch.setattr(WriteCheck, "wait", wait)
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, config)
@@ -473,7 +473,7 @@ async def test_damage_found_with_a_full_disk_is_recorded_when_there_is_space(
     """Otherwise the node would serve its damaged tables as a sound one."""
     served = Served(tmp_path, monkeypatch)
 
-    async def wait(_room: Room) -> None:
+    async def wait(_room: WriteCheck) -> None:
         waited.append(len(served.runs))
 
     waited: list[int] = []
@@ -482,7 +482,7 @@ async def test_damage_found_with_a_full_disk_is_recorded_when_there_is_space(
             nursery.start_soon(daemon.serve, served.config)
             first = await served.run_of(0)
             with monkeypatch.context() as patch:
-                patch.setattr(Room, "wait", wait)
+                patch.setattr(WriteCheck, "wait", wait)
                 notes = iter([no_room])
                 patch.setattr(daemon, "note_damage", lambda *given: next(notes, note_damage)(*given))
                 first.stop(DamagedError("row 7 is not what it was", table="t"))

@@ -7,13 +7,13 @@ import pytest
 
 from bedrockish.errors import BedrockishError, MemoryFullError
 from bedrockish.http.changes import _Reader, read_asked
-from bedrockish.http.messages import Request
+from bedrockish.http.messages import HttpRequest
 from bedrockish_journal.feed.change_feed import Feed
 
 
 def reader_of(node: object, feed: Feed) -> _Reader:
     """Return a reader of a feed at a node."""
-    request = cast(Request, SimpleNamespace(query="", headers={}, user="", address=""))
+    request = cast(HttpRequest, SimpleNamespace(query="", headers={}, user="", address=""))
     return _Reader(cast(Any, node), feed, read_asked(request), request)
 
 

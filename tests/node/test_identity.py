@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from bedrockish.api.url import Address
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.config.config import Config
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage.database_file import check_alone, is_node_file
@@ -126,12 +126,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_first_founder_by_name_draws_the_cluster_id_and_others_wait(caplog: pytest.LogCaptureFixture) -> None:
-    found, level = await find_cluster(config("A", A=1, B=2, C=3), Entry())
+    found, level = await find_cluster(config("A", A=1, B=2, C=3), ClientCredentials())
     assert len(found) == 16
     assert level == LEVEL
-    assert found != (await find_cluster(config("A", A=1), Entry()))[0]
+    assert found != (await find_cluster(config("A", A=1), ClientCredentials()))[0]
     with trio.move_on_after(0.3) as scope:
-        await find_cluster(config("B", A=1, B=2, C=3), Entry())
+        await find_cluster(config("B", A=1, B=2, C=3), ClientCredentials())
     assert scope.cancelled_caught
     assert "gets its id from A, at 127.0.0.1:1; waiting for it" in caplog.text
     assert "cannot connect to 127.0.0.1:3" in caplog.text
@@ -141,21 +141,21 @@ async def test_node_without_a_file_takes_the_cluster_id_of_a_member(caplog: pyte
     """This holds for the founder, too, whose file may have been lost."""
     async with trio.open_nursery() as nursery:
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL})
-        assert await find_cluster(config("B", A=port, B=2), Entry()) == ("shop's", LEVEL)
+        assert await find_cluster(config("B", A=port, B=2), ClientCredentials()) == ("shop's", LEVEL)
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL}, "B")
-        assert await find_cluster(config("A", A=1, B=port), Entry()) == ("shop's", LEVEL)
+        assert await find_cluster(config("A", A=1, B=port), ClientCredentials()) == ("shop's", LEVEL)
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL + 1})
         with pytest.raises(ConfigError, match="install their release here"):
-            await find_cluster(config("B", A=port, B=2), Entry())
+            await find_cluster(config("B", A=port, B=2), ClientCredentials())
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL, "members": ["A", "B"]})
-        assert await find_cluster(config("B", A=port, B=2), Entry()) == ("shop's", LEVEL)
+        assert await find_cluster(config("B", A=port, B=2), ClientCredentials()) == ("shop's", LEVEL)
         with pytest.raises(ConfigError, match=r"C is not a member of the cluster at .*, which has A, B; let it in"):
-            await find_cluster(config("C", A=port, C=2), Entry())
+            await find_cluster(config("C", A=port, C=2), ClientCredentials())
         for info in ({"cluster_id": 7}, {"cluster_id": "x", "cluster_level": None}):
             port = await listening(nursery, info, "B")
-            assert len((await find_cluster(config("A", A=1, B=port), Entry()))[0]) == 16
+            assert len((await find_cluster(config("A", A=1, B=port), ClientCredentials()))[0]) == 16
         port = await listening(nursery, {"cluster_id": "not B's"}, "C")  # a wrong address
-        assert len((await find_cluster(config("A", A=1, B=port), Entry()))[0]) == 16
+        assert len((await find_cluster(config("A", A=1, B=port), ClientCredentials()))[0]) == 16
         nursery.cancel_scope.cancel()
 
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.node.repair.index_scrubber import FIRST_ROWS, RANGE_S, next_limit
 from bedrockish.node.repair.scrubber import FIRST_S, RANGE_ROWS, REST, Pace, Scrubber
 from tests.node.test_durability import open_runtime
@@ -37,7 +37,7 @@ async def test_node_without_others_logs_no_failed_comparison(
     """A single node logged one every ten seconds."""
     caplog.set_level(logging.INFO)
     runtime, _, engine = open_runtime(tmp_path, nodes, monkeypatch)
-    scrubber = Scrubber(runtime.core, engine, runtime.config, Entry, lambda _db: None, runtime.stop)
+    scrubber = Scrubber(runtime.core, engine, runtime.config, ClientCredentials, lambda _db: None, runtime.stop)
     with trio.move_on_after(3.5 * FIRST_S):
         await scrubber.watch()
     assert caplog.text.count("could not be compared") == lines

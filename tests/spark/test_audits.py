@@ -14,7 +14,7 @@ from bedrockish_journal.audit import on_spark
 from bedrockish_journal.audit.duck import run_audits
 from bedrockish_journal.audit.on_spark import ask_spark
 from bedrockish_journal.audit.queries import FAULT, INFORMATION, QUERIES
-from bedrockish_journal.audit.report import Finding, Outcome
+from bedrockish_journal.audit.report import LawOutcome, ReportedFinding
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.spark.export.export import export
@@ -27,10 +27,10 @@ from tests.spark.worlds import START_MS, Draft, World, honest, key, retiring, to
 PANDAS = "ignore:PySpark does not yet fully support pandas"  # a warning of every run, which ``quiet_session`` hides
 
 
-def audit(paths: list[Path], *laws: str) -> list[Finding]:
+def audit(paths: list[Path], *laws: str) -> list[ReportedFinding]:
     """Return DuckDB's findings for some laws, or for all."""
     told = run_audits([str(path) for path in paths], 50, laws=frozenset(laws or QUERIES))
-    return [one for law in told if isinstance(law, Outcome) for one in law.findings]
+    return [one for law in told if isinstance(law, LawOutcome) for one in law.findings]
 
 
 def spoil(path: Path, sql: str, *bindings: object) -> None:
@@ -42,11 +42,11 @@ def spoil(path: Path, sql: str, *bindings: object) -> None:
     db.close()
 
 
-def both(spark: SparkSession, paths: list[Path]) -> list[Finding]:
+def both(spark: SparkSession, paths: list[Path]) -> list[ReportedFinding]:
     """Return the findings, which must be equal by DuckDB and by Spark."""
     found = audit(paths)
     told = ask_spark(spark, find_inputs([str(path) for path in paths]), 50)
-    by_spark = [one for law in told if isinstance(law, Outcome) for one in law.findings]
+    by_spark = [one for law in told if isinstance(law, LawOutcome) for one in law.findings]
     assert sorted(by_spark, key=repr) == sorted(found, key=repr)
     return found
 

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from bedrockish_journal.model.changes import INSERT, Change, encode_changes
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.files import open_file
-from bedrockish_journal.spark.source.options import Options
-from bedrockish_journal.spark.source.plans import HIGHEST, NARROW_MOST, NO_LIMITS, Limits, plan
+from bedrockish_journal.spark.source.options import ReadOptions
+from bedrockish_journal.spark.source.plans import HIGHEST, NARROW_MOST, NO_LIMITS, BatchLimits, plan
 from bedrockish_journal.spark.source.source import BedrockishReader
 from bedrockish_journal.spark.source.tables import TABLES
 from tests.spark.make_journals import make_journals
@@ -18,12 +18,12 @@ from tests.spark.worlds import World, honest, touching
 
 
 def test_row_without_leader_or_clock_is_outside_limits_on_them() -> None:
-    limits = Limits(frozenset("A"), (3, HIGHEST))
+    limits = BatchLimits(frozenset("A"), (3, HIGHEST))
     assert limits.meet("A", 3)
     assert not limits.meet("A", 2)
     assert not limits.meet("A", None)
     assert not limits.meet(None, 3)
-    assert Limits(named=frozenset("t")).meet(None, None)
+    assert BatchLimits(named=frozenset("t")).meet(None, None)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,17 @@ def clocks_of(path: Path) -> list[int]:
 def test_reader_plan_leaves_out_ticks_that_no_filter_can_meet(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = clocks_of(path)
 
-    def ticks(limits: Limits) -> int:
+    def ticks(limits: BatchLimits) -> int:
         with open_feed(str(path)) as feed:
             return sum(high - low + 1 for group in plan(feed.ask, limits, 10) for _, low, high in group)
 
     everything = ticks(NO_LIMITS)
     assert everything == len(clocks) > 100
-    assert 0 < ticks(Limits(frozenset("A"))) < everything / 2
-    assert ticks(Limits(frozenset("Z"))) == 0
-    narrow = Limits(clocks=(clocks[50], clocks[59]))
+    assert 0 < ticks(BatchLimits(frozenset("A"))) < everything / 2
+    assert ticks(BatchLimits(frozenset("Z"))) == 0
+    narrow = BatchLimits(clocks=(clocks[50], clocks[59]))
     assert 10 <= ticks(narrow) < 40  # a timeline is only roughly in the order of clocks
-    assert ticks(Limits(clocks=(clocks[-1] + 1, HIGHEST))) == 0
+    assert ticks(BatchLimits(clocks=(clocks[-1] + 1, HIGHEST))) == 0
     monkeypatch.setattr("bedrockish_journal.spark.source.plans.NARROW_MOST", 5)
     assert NARROW_MOST > 5
     assert ticks(narrow) == everything  # too many to plan, so the reader leaves out the others
@@ -67,7 +67,7 @@ def test_reader_plan_has_at_most_one_part_for_each_entry_even_with_altered_ticks
     with open_feed(str(path)) as feed:
         assert len(plan(feed.ask, NO_LIMITS, 5)) <= held
     reader = BedrockishReader(
-        Options.parse({"path": str(path), "partition_rows": "5"}), {"tick": "BIGINT"}, TABLES["commits"]
+        ReadOptions.parse({"path": str(path), "partition_rows": "5"}), {"tick": "BIGINT"}, TABLES["commits"]
     )
     assert sum(got.num_rows for piece in reader.partitions() for got in reader.read(piece)) == held
 
@@ -76,7 +76,7 @@ def test_reader_omits_rows_outside_its_limits(path: Path) -> None:
     clocks = clocks_of(path)
 
     def read(table: str, **options: str) -> list[dict[str, object]]:
-        parsed = Options.parse({"path": str(path), "table": table, **options})
+        parsed = ReadOptions.parse({"path": str(path), "table": table, **options})
         reader = BedrockishReader(parsed, TABLES[table].columns, TABLES[table])
         return [row for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()]
 
@@ -94,19 +94,19 @@ def test_changes_of_other_tables_are_left_out(tmp_path: Path) -> None:
     rows = [Change(name, columns, INSERT, place, place, None, (place,)) for place, name in enumerate(names)]
     assert world.commit("A", touching("7"), changes=encode_changes(rows))
     path = world.write(tmp_path)[0]
-    options = Options.parse({"path": str(path), "table": "changes", "tables": "t, T"})
+    options = ReadOptions.parse({"path": str(path), "table": "changes", "tables": "t, T"})
     reader = BedrockishReader(options, {"table": "STRING"}, TABLES["changes"])
     names_read = [
         row["table"] for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()
     ]
     assert names_read == ["t", "T", "t"]
     for given in ("T", "t", "U,T"):
-        options = Options.parse({"path": str(path), "table": "changes", "tables": given})
+        options = ReadOptions.parse({"path": str(path), "table": "changes", "tables": given})
         reader = BedrockishReader(options, {"table": "STRING"}, TABLES["changes"])
         (batch,) = [got for piece in reader.partitions() for got in reader.read(piece)]
         assert batch.num_rows == 3 + given.count(",")
     with pytest.raises(ValueError, match="'tables' is for the table changes"):
-        Options.parse({"path": "x", "tables": "t"})
+        ReadOptions.parse({"path": "x", "tables": "t"})
 
 
 @pytest.mark.spark
@@ -136,7 +136,7 @@ def test_reader_plan_takes_a_constant_number_of_seeks(tmp_path: Path) -> None:
 
         with open_file(str(path)) as db:
             db.set_progress_handler(count, 10)
-            groups = plan(db.execute, Limits(clocks=(1, 2)), 50)
+            groups = plan(db.execute, BatchLimits(clocks=(1, 2)), 50)
             assert groups == []
             groups = plan(db.execute, NO_LIMITS, commits // 10)
         assert len(groups) in (10, 11)

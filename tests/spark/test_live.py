@@ -21,7 +21,7 @@ from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed, shown
 from bedrockish_journal.spark.source.json_rows import parse_row
 from bedrockish_journal.spark.source.live import url_with
-from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.options import ReadOptions
 from bedrockish_journal.spark.source.plans import Wanted, bounds
 from bedrockish_journal.spark.source.tables import TABLES
 from tests.cluster.story import level, ready
@@ -113,9 +113,9 @@ def test_passwords_are_not_shown() -> None:
         url_with("bedrockish://ann:secret@h", {"user": "ann"})
     assert "secret" not in caught.value.message
     assert shown("bedrockish://ann:secret@h:1") == "bedrockish://h:1"
-    assert "secret" not in repr(Options.parse({"path": "bedrockish://h", "user": "ann", "password": "secret"}))
+    assert "secret" not in repr(ReadOptions.parse({"path": "bedrockish://h", "user": "ann", "password": "secret"}))
     with pytest.raises(ValueError, match="give the option 'user' as well"):
-        Options.parse({"path": "bedrockish://h", "password": "secret"})
+        ReadOptions.parse({"path": "bedrockish://h", "password": "secret"})
 
 
 def read_with_options(cluster: LocalCluster) -> None:

@@ -16,7 +16,7 @@ from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.json_rows import parse_row
 from bedrockish_journal.storage import definitions
-from bedrockish_journal.storage.definitions import Definitions, columns_asked
+from bedrockish_journal.storage.definitions import DefinitionRunner, columns_asked
 from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
@@ -72,11 +72,11 @@ def test_a_dropped_search_table_has_typed_rows(node: LocalCluster) -> None:
 
 
 def test_missing_module_is_reported_with_its_package(monkeypatch: pytest.MonkeyPatch, node: LocalCluster) -> None:
-    class Bare(Definitions):
+    class Bare(DefinitionRunner):
         def run(self, statement: str) -> None:
             raise apsw.SQLError("no such module: vec0")
 
-    monkeypatch.setattr(definitions, "Definitions", Bare)
+    monkeypatch.setattr(definitions, "DefinitionRunner", Bare)
     with closing(sqlite3.connect(f"file:{node.nodes[0].database}?mode=ro", uri=True)) as db:
         with pytest.raises(sqlite3.OperationalError, match=r"table near: no such module: vec0; .*sqlite-vec"):
             columns_asked(db, KEY, ("near",))
@@ -85,7 +85,7 @@ def test_missing_module_is_reported_with_its_package(monkeypatch: pytest.MonkeyP
 
 def test_only_the_first_statement_of_a_definition_runs(tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    with closing(Definitions()) as db:
+    with closing(DefinitionRunner()) as db:
         db.run(f"CREATE TABLE t(a); VACUUM INTO '{copy}'; CREATE TABLE u(a)")
         assert db.execute("SELECT name FROM sqlite_schema").fetchall() == [("t",)]
         with pytest.raises(apsw.SQLError, match="attached"):

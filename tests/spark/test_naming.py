@@ -7,7 +7,7 @@ import pytest
 from bedrockish.cli.audit import _about, _readable
 from bedrockish_journal.audit.naming import named
 from bedrockish_journal.audit.queries import FAULT
-from bedrockish_journal.audit.report import Finding
+from bedrockish_journal.audit.report import ReportedFinding
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
@@ -21,8 +21,8 @@ def world() -> World:
     return honest(60)
 
 
-def finding(node: str, leader: str | None, tick: int | None, txid: str | None = None) -> Finding:
-    return Finding("check", FAULT, node, leader, tick, txid, None, None, "text")
+def finding(node: str, leader: str | None, tick: int | None, txid: str | None = None) -> ReportedFinding:
+    return ReportedFinding("check", FAULT, node, leader, tick, txid, None, None, "text")
 
 
 @pytest.mark.parametrize("exported", [False, True])

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from bedrockish.cli.audit import Report, _replay
+from bedrockish.cli.audit import ReportPrinter, _replay
 from bedrockish.cli.main import main
 from bedrockish_journal.model.errors import JournalPrunedError
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
-from bedrockish_journal.spark.source.options import OPTIONS, Options
+from bedrockish_journal.spark.source.options import OPTIONS, ReadOptions
 from bedrockish_journal.spark.source.source import BedrockishReader
 from bedrockish_journal.spark.source.tables import TABLES
 from bedrockish_journal.storage import pruning
@@ -67,7 +67,7 @@ def test_spark_table_pruned_has_the_marks_of_a_pruned_journal(tmp_path: Path) ->
 
 def test_entries_removed_between_planning_and_reading_raise(tmp_path: Path) -> None:
     path = honest(60).write(tmp_path)[0]
-    reader = BedrockishReader(Options.parse({"path": str(path)}), {"tick": "BIGINT"}, TABLES["commits"])
+    reader = BedrockishReader(ReadOptions.parse({"path": str(path)}), {"tick": "BIGINT"}, TABLES["commits"])
     (piece,) = reader.partitions()
     upto = prune(path, 0.5)
     with pytest.raises(JournalPrunedError, match="no longer holds A1") as caught:
@@ -113,9 +113,11 @@ def test_audit_reports_that_a_pruned_journal_cannot_rebuild_its_database(tmp_pat
 
 
 def test_audit_report_names_the_part_that_was_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    from bedrockish_journal.audit.report import Counts
+    from bedrockish_journal.audit.report import AuditExtent
 
-    Report(strict=False, as_json=False).count(Counts(["A", "B"], 9, 7, {"A": 5, "B": 4}, {"B": {"B": 1, "A": 2}}))
+    ReportPrinter(strict=False, as_json=False).count(
+        AuditExtent(["A", "B"], 9, 7, {"A": 5, "B": 4}, {"B": {"B": 1, "A": 2}})
+    )
     assert capsys.readouterr().out == (
         "2 nodes (A, B), 7 commits, 9 entries, up to A5 B4\n"
         "B has removed all up to A2 B1: only later entries are checked\n"

@@ -24,7 +24,7 @@ from bedrockish_journal.model.errors import (
 )
 from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
 from bedrockish_journal.spark.source.json_rows import parse_row, row_text
-from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.options import ReadOptions
 from bedrockish_journal.spark.source.plans import NO_LIMITS, plan
 from bedrockish_journal.spark.source.source import BedrockishReader
 from bedrockish_journal.spark.source.tables import TABLES
@@ -43,7 +43,7 @@ def files(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def read(path: object, **options: str) -> list[dict[str, Any]]:
-    parsed = Options.parse({"path": str(path), **options})
+    parsed = ReadOptions.parse({"path": str(path), **options})
     table = table_of(parsed)
     reader = BedrockishReader(parsed, {name: table.columns[name] for name in parsed.columns or table.columns}, table)
     return [row for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()]
@@ -65,7 +65,7 @@ def read(path: object, **options: str) -> list[dict[str, Any]]:
 )
 def test_wrong_options_are_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        Options.parse(options)
+        ReadOptions.parse(options)
 
 
 def test_option_path_accepts_lists_globs_and_directories(files: list[Path]) -> None:
@@ -156,7 +156,7 @@ def test_commits_after_planning_are_not_read(tmp_path: Path) -> None:
     world = honest(30)
     path = world.write(tmp_path)[0]
     reader = BedrockishReader(
-        Options.parse({"path": str(path)}), {"leader": "STRING", "tick": "BIGINT"}, TABLES["commits"]
+        ReadOptions.parse({"path": str(path)}), {"leader": "STRING", "tick": "BIGINT"}, TABLES["commits"]
     )
     pieces = reader.partitions()
     db = apsw.Connection(str(path))  # a writer that has the file open, as a running node has
@@ -274,7 +274,7 @@ def test_batches_have_the_types_that_spark_expects(files: list[Path]) -> None:
     for name, table in TABLES.items():
         schema = spark_types.StructType([spark_types.StructField(n, kinds[k]) for n, k in table.columns.items()])
         expected: pa.Schema = types.to_arrow_schema(schema, timezone="UTC")
-        reader = BedrockishReader(Options.parse({"path": str(files[0]), "table": name}), table.columns, table)
+        reader = BedrockishReader(ReadOptions.parse({"path": str(files[0]), "table": name}), table.columns, table)
         batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
         assert all(expected.equals(batch.schema) for batch in batches), name
         assert batches or name == "pruned"

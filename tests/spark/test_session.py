@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bedrockish.cli.audit import Report, audit
+from bedrockish.cli.audit import ReportPrinter, audit
 from bedrockish_journal.audit import duck
 from bedrockish_journal.spark.session import SparkUnavailableError, check_java, check_pyspark
 from tests.spark.test_audits import spoil
@@ -123,7 +123,7 @@ def test_audit_option_strict_counts_information_as_faults(capsys: pytest.Capture
     nothing = dict.fromkeys(("txid", "table", "key"))
     behind = {"check": "lost", "level": "information", "node": "B", "text": "B ends at tick 3 of timeline A", **nothing}
     for strict, holds in ((False, True), (True, False)):
-        report = Report(strict=strict, as_json=False)
+        report = ReportPrinter(strict=strict, as_json=False)
         report.add("lost", "nodes hold the same entries", [behind], {"fault": 0, "information": 1})
         report.end()
         said = capsys.readouterr().out

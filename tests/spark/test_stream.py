@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from bedrockish_journal.model.errors import FileMissingError, JournalError, JournalPrunedError
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.spark import parquet_batches
-from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.options import ReadOptions
 from bedrockish_journal.spark.source.reading import parts, read_part
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader, Offset
 from bedrockish_journal.spark.source.typed_rows import table_of
@@ -27,7 +27,7 @@ OF: Offset = {"cluster:id": {}, "table:commits": {}}  # the cluster and the tabl
 
 
 def stream(path: object, **options: str) -> BedrockishStreamReader:
-    parsed = Options.parse({"path": str(path), "columns": COLUMNS, **options})
+    parsed = ReadOptions.parse({"path": str(path), "columns": COLUMNS, **options})
     table = table_of(parsed)
     return BedrockishStreamReader(parsed, {name: table.columns[name] for name in parsed.columns}, table)
 
@@ -165,7 +165,7 @@ def test_file_that_is_replaced_under_a_running_stream_or_read_is_an_error(tmp_pa
     world = honest(60)
     path, b, _ = world.write(tmp_path / "one")
     other = _of_another_cluster(world.write(tmp_path / "other")[0])
-    reader, options = stream(path), Options.parse({"path": str(path), "columns": COLUMNS})
+    reader, options = stream(path), ReadOptions.parse({"path": str(path), "columns": COLUMNS})
     begin, end = offsets(reader, ReadAllAvailable())
     (piece,), (part,) = reader.partitions(begin, end), parts(options, table_of(options))
     for file, error in (
@@ -185,7 +185,7 @@ def test_file_that_is_replaced_under_a_running_stream_or_read_is_an_error(tmp_pa
 def test_read_of_a_journal_that_was_cut_after_the_plan_is_an_error(tmp_path: Path) -> None:
     """The rows after the cut were missing without an error."""
     path = honest(60).write(tmp_path)[0]
-    options = Options.parse({"path": str(path), "columns": COLUMNS})
+    options = ReadOptions.parse({"path": str(path), "columns": COLUMNS})
     (part,) = parts(options, table_of(options))
     last = next(high for leader, _, high in part.spans if leader == "C")
     for condition, ends in (("tick = ?", f"ends at C{last - 1}"), ("tick <= ?", "has no entry")):
@@ -239,7 +239,7 @@ def test_journals_of_two_clusters_are_not_read_together(tmp_path: Path, names: t
     first = honest(20).write(tmp_path / "one")[names[0]]
     second = _of_another_cluster(honest(20).write(tmp_path / "other")[names[1]])
     for copies in ("fail", "newest"):
-        options = Options.parse({"path": f"{first},{second}", "copies": copies})
+        options = ReadOptions.parse({"path": f"{first},{second}", "copies": copies})
         with pytest.raises(JournalError, match="read one cluster at a time"):
             parts(options, table_of(options))
         with pytest.raises(JournalError, match="read one cluster at a time"):

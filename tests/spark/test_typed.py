@@ -32,7 +32,7 @@ from bedrockish_journal.spark import parquet_batches
 from bedrockish_journal.spark.source import declared as declaring
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.json_rows import parse_row
-from bedrockish_journal.spark.source.options import Options
+from bedrockish_journal.spark.source.options import ReadOptions
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader
 from bedrockish_journal.spark.source.typed_rows import table_of
 from bedrockish_journal.spark.source.typed_values import column_type
@@ -291,7 +291,7 @@ def test_stream_reads_across_a_schema_change(tmp_path: Path) -> None:
     path = world.write(tmp_path)[0]
 
     def stream() -> BedrockishStreamReader:
-        options = Options.parse({"path": str(path), "rows": "t"})
+        options = ReadOptions.parse({"path": str(path), "rows": "t"})
         table = table_of(options)
         return BedrockishStreamReader(options, table.columns, table)
 

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 import trio
 
 from bedrockish.core.protocol.messages import Message, decode
-from bedrockish_net.frame import FrameReader, Kind, encode_frame
-from bedrockish_net.limits import Limits
+from bedrockish_net.frame import FrameKind, FrameReader, encode_frame
+from bedrockish_net.limits import LinkLimits
 
 CHUNK = 1 << 16
 QUEUE_MAX = 4096  # frames under way in one connection; the reader waits when there are more
-Said = tuple[float, Kind, bytes]  # the time at which a frame came, its kind and its bytes
+Said = tuple[float, FrameKind, bytes]  # the time at which a frame came, its kind and its bytes
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -115,7 +115,7 @@ class Line:
             nursery.start_soon(whole, self._answer(out, stream))
 
     async def _take_frames(self, stream: trio.SocketStream, give: trio.MemorySendChannel[Said]) -> None:
-        reader = FrameReader(Limits().frame_bytes_max)
+        reader = FrameReader(LinkLimits().frame_bytes_max)
         async with give:
             while data := await _receive(stream):
                 reader.feed(data)
@@ -125,7 +125,7 @@ class Line:
     async def _deliver(self, take: trio.MemoryReceiveChannel[Said], out: trio.SocketStream) -> None:
         async for said_at, kind, payload in take:
             # The line is held here, and not where frames are read, so that earlier messages have been delivered.
-            if self._trap is not None and kind is Kind.DATA and self._trap(decode(payload)):
+            if self._trap is not None and kind is FrameKind.DATA and self._trap(decode(payload)):
                 self._trap = None
                 self.hold()
                 self.caught.set()

@@ -29,7 +29,7 @@ from bedrockish.config.config import Config, build
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import BedrockishError, ConfigError, InternalError, UnavailableError
 from bedrockish.node.runtime import Runtime
-from bedrockish_net.frame import HEADER, Kind, encode_frame
+from bedrockish_net.frame import HEADER, FrameKind, encode_frame
 from bedrockish_net.mesh import Received
 from tools.cluster import unwrap
 from tools.fuzz.lab import LIAR, Lab
@@ -115,7 +115,7 @@ class Frames(Attack):
         link = socket.create_connection(("127.0.0.1", port), timeout=5)
         self._links[name] = link
         hello = self._hellos[name]
-        link.sendall(encode_frame(Kind.HELLO, mutated(hello, self.luck) if self.luck.random() < 0.02 else hello))
+        link.sendall(encode_frame(FrameKind.HELLO, mutated(hello, self.luck) if self.luck.random() < 0.02 else hello))
         if not link.recv(1 << 16):
             raise ConnectionResetError
         self.counts["links"] += 1
@@ -129,7 +129,7 @@ class Frames(Attack):
         way = self.luck.random()
         if way < 0.002:
             return HEADER.pack(self.luck.choice((0, 2**31, 2**32 - 1)), self.luck.randrange(256)) + payload
-        return encode_frame(Kind.DATA, payload)
+        return encode_frame(FrameKind.DATA, payload)
 
 
 class ClientFrames(Frames):
@@ -206,7 +206,7 @@ class Bytes(Attack):
                 b"",
                 b"GET / HTTP/1.1\r\nHost: " + luck.randbytes(50) + b"\r\n\r\n",
                 struct.pack(">IB", 1 << luck.randrange(32), luck.randrange(8)) + luck.randbytes(100),
-                encode_frame(Kind.HELLO, cbor2.dumps(mutated_value({"role": "client", "info": {}}, luck))),
+                encode_frame(FrameKind.HELLO, cbor2.dumps(mutated_value({"role": "client", "info": {}}, luck))),
                 b"\x16\x03\x01" + luck.randbytes(200),
             )
         )

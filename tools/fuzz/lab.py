@@ -14,7 +14,7 @@ import trio
 
 import bedrockish
 from bedrockish.errors import BedrockishError
-from bedrockish_net.frame import FrameReader, Kind
+from bedrockish_net.frame import FrameKind, FrameReader
 from tools.cluster import LocalCluster, LocalNode, free_ports
 
 FRAME_BYTES_MAX = 64 << 20
@@ -67,9 +67,9 @@ class Tap:
             reader = FrameReader(FRAME_BYTES_MAX)
             reader.feed(bytes(kept))
             frames = [frame for frame in iter(reader.next_frame, None) if frame is not None]
-            if frames and frames[0][0] is Kind.HELLO and cbor2.loads(frames[0][1])["role"] == role:
+            if frames and frames[0][0] is FrameKind.HELLO and cbor2.loads(frames[0][1])["role"] == role:
                 hello = frames[0][1]
-                said += [payload for kind, payload in frames[1:] if kind is Kind.DATA]
+                said += [payload for kind, payload in frames[1:] if kind is FrameKind.DATA]
         return hello, said
 
 

@@ -21,10 +21,10 @@ from bedrockish_journal.model.membership import pack_membership, read_membership
 from bedrockish_journal.model.order import replay_order
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import covers
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 from bedrockish_journal.verify.chain import check_run
 from bedrockish_journal.verify.entry_rules import Audit
-from bedrockish_journal.verify.snapshots import Snapshots
+from bedrockish_journal.verify.snapshots import TransactionSnapshots
 from tools.sim.clients import Call
 from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, reads_journal, run_together, wants_clock
 from tools.sim.schemas import activate
@@ -98,7 +98,7 @@ class Histories:
             return bodies.get(Txid(clock, origin))
 
         audit = Audit("all", founding, original, is_checked=lambda _: True)
-        findings, snapshots = list(audit.begin()), Snapshots()
+        findings, snapshots = list(audit.begin()), TransactionSnapshots()
         ends = self._ends_of_retired()
         entries = [entry for (leader, tick), entry in self.entries.items() if tick <= ends.get(leader, tick)]
         for seq, entry in enumerate(replay_order(entries, Random(self.world.options.seed).random)):
@@ -447,10 +447,10 @@ class Histories:
         return f"{self.first[step].transaction.command} ({step})"
 
 
-def _stored(seq: int, entry: Entry, is_repeat: bool) -> Stored:
+def _stored(seq: int, entry: Entry, is_repeat: bool) -> JournalRow:
     """Return an entry as a row of a journal."""
     transaction = entry.transaction
-    return Stored(
+    return JournalRow(
         *(seq, entry.leader, entry.tick, entry.txid.clock, entry.txid.leader, transaction.command, transaction.kind),
         *(int(is_repeat), 0, entry.label, transaction.body, entry.prev, entry.hash),
     )

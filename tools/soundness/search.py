@@ -16,7 +16,7 @@ import apsw
 
 from bedrockish.access_sets.analysis import plan_of
 from bedrockish.access_sets.catalog import Schema, read_schema
-from bedrockish.access_sets.one_statement import Text
+from bedrockish.access_sets.one_statement import UnchangedStatement
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import ReadKeys, ReadPlan
 from bedrockish.access_sets.settings_in_force import in_force
@@ -196,7 +196,9 @@ def examine(case: Case, tally: Tally) -> None:
     bench.db.execute("BEGIN")
     for sql, params in case.queries:
         try:
-            plan = plan_of(bench.db, bench.schema, Text(sql, (None,) * len(params), settings=case.settings))
+            plan = plan_of(
+                bench.db, bench.schema, UnchangedStatement(sql, (None,) * len(params), settings=case.settings)
+            )
         except apsw.SQLError:
             tally.counts["statements SQLite refuses"] += 1
             continue

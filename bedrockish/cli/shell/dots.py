@@ -7,7 +7,7 @@ from bedrockish.api.requests import READ_LEVELS, check_modes
 from bedrockish.cli.output import ALL_MODES, FRAMES, INSERT, PLAIN
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.shell.dump import dump
-from bedrockish.cli.shell.session import Command, Leave, Shell
+from bedrockish.cli.shell.session import DotCommand, Leave, Shell
 from bedrockish.cli.shell.tables import import_file
 from bedrockish.errors import UsageError
 from bedrockish_journal.model.plain_names import is_users
@@ -151,35 +151,35 @@ def _help(shell: Shell, words: list[str]) -> None:
 
 
 COMMANDS = {
-    "tables": Command("[PATTERN]", "names of tables and views", _names(TABLES), most=1),
-    "schema": Command("[NAME]", "how tables, indexes, views and triggers were created", _names(SCHEMA), most=1),
-    "indexes": Command("[TABLE]", "names of indexes", _names(INDEXES), most=1),
-    "mode": Command("[MODE [TABLE | --wrap N]]", "how rows are printed: " + ", ".join(ALL_MODES), _mode, most=3),
-    "headers": Command("on|off", "names of columns before the rows", _headers, 1, 1),
-    "nullvalue": Command("TEXT", "what NULL is printed as", _null, most=1),
-    "import": Command(
+    "tables": DotCommand("[PATTERN]", "names of tables and views", _names(TABLES), most=1),
+    "schema": DotCommand("[NAME]", "how tables, indexes, views and triggers were created", _names(SCHEMA), most=1),
+    "indexes": DotCommand("[TABLE]", "names of indexes", _names(INDEXES), most=1),
+    "mode": DotCommand("[MODE [TABLE | --wrap N]]", "how rows are printed: " + ", ".join(ALL_MODES), _mode, most=3),
+    "headers": DotCommand("on|off", "names of columns before the rows", _headers, 1, 1),
+    "nullvalue": DotCommand("TEXT", "what NULL is printed as", _null, most=1),
+    "import": DotCommand(
         "[--csv|--tabs] [--skip N] [--again] FILE TABLE",
         "load a file of CSV, each row once, however often it is interrupted and run",
         import_file,
         2,
         6,
     ),
-    "dump": Command("[TABLE]...", "everything as SQL, for this shell and for sqlite3", dump, most=1_000),
-    "read": Command("FILE", "run a script", lambda shell, words: shell.read_file(words[0]), 1, 1),
-    "output": Command(
+    "dump": DotCommand("[TABLE]...", "everything as SQL, for this shell and for sqlite3", dump, most=1_000),
+    "read": DotCommand("FILE", "run a script", lambda shell, words: shell.read_file(words[0]), 1, 1),
+    "output": DotCommand(
         "[FILE]", "write output to a file from now on; without FILE, to the screen again", _output, most=1
     ),
-    "once": Command("FILE", "write the result of the next statement to a file", _once, 1, 1),
-    "parameter": Command(
+    "once": DotCommand("FILE", "write the result of the next statement to a file", _once, 1, 1),
+    "parameter": DotCommand(
         "list | set NAME VALUE | unset NAME | clear",
         "the values of the parameters :name, @name, $name and ?1",
         _parameter,
         1,
         3,
     ),
-    "databases": Command("", "the cluster and the node, and whether it can be written to", _databases),
-    "timer": Command("on|off", "how long each statement took", _timer, 1, 1),
-    "read-level": Command("[LEVEL]", "how fresh reads must be: " + ", ".join(READ_LEVELS), _read_level, most=1),
-    "help": Command("[NAME]", "this", _help, most=1),
-    "quit": Command("", "leave; so does Ctrl-D", _quit),
+    "databases": DotCommand("", "the cluster and the node, and whether it can be written to", _databases),
+    "timer": DotCommand("on|off", "how long each statement took", _timer, 1, 1),
+    "read-level": DotCommand("[LEVEL]", "how fresh reads must be: " + ", ".join(READ_LEVELS), _read_level, most=1),
+    "help": DotCommand("[NAME]", "this", _help, most=1),
+    "quit": DotCommand("", "leave; so does Ctrl-D", _quit),
 }

@@ -17,7 +17,7 @@ from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Cont
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ScriptStatement:
     """A statement with the place where it was written, such as ``load.sql:12``."""
 
     sql: str
@@ -36,10 +36,10 @@ class Dot:
 class Unit:
     """Statements that run as one transaction."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ScriptStatement, ...]
 
 
-def items(text: str, source: str) -> Iterator[Piece | Dot]:
+def items(text: str, source: str) -> Iterator[ScriptStatement | Dot]:
     """Yield the statements and the dot-commands of a text. A dot-command is a line that begins with a dot."""
     at, counted, line = 0, 0, 1
     while (begin := statement_start(text, at)) < len(text):
@@ -50,16 +50,16 @@ def items(text: str, source: str) -> Iterator[Piece | Dot]:
             yield Dot(text[begin:at].strip(), f"{source}:{line}")
             continue
         at = statement_end(text, begin) or len(text)
-        yield Piece(text[begin:at].rstrip(), f"{source}:{line}")
+        yield ScriptStatement(text[begin:at].rstrip(), f"{source}:{line}")
 
 
-def _with_keys_off(pieces: list[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
+def _with_keys_off(pieces: list[ScriptStatement | Dot]) -> Iterator[Unit | ScriptStatement | Dot]:
     """Yield the pieces; a section with foreign keys off, which runs as one transaction, becomes one unit.
 
     If a script's own transaction follows PRAGMA foreign_keys = OFF, the PRAGMA is moved into that transaction.
     """
     at = 0
-    waiting: Piece | None = None  # the PRAGMA, for the next transaction that changes the schema
+    waiting: ScriptStatement | None = None  # the PRAGMA, for the next transaction that changes the schema
     is_open = False
     while at < len(pieces):
         piece = pieces[at]
@@ -79,11 +79,11 @@ def _with_keys_off(pieces: list[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
             waiting = None
             yield piece
         else:
-            following = takewhile(lambda one: isinstance(one, Piece), pieces[at - 1 :])
-            texts = [one.sql for one in following if isinstance(one, Piece)]
+            following = takewhile(lambda one: isinstance(one, ScriptStatement), pieces[at - 1 :])
+            texts = [one.sql for one in following if isinstance(one, ScriptStatement)]
             end = at - 1 + section_end(texts, 0)
             if end > at:
-                yield Unit(tuple(one for one in pieces[at - 1 : end] if isinstance(one, Piece)))
+                yield Unit(tuple(one for one in pieces[at - 1 : end] if isinstance(one, ScriptStatement)))
                 at = end
             elif any(parse_control(text) == Control(BEGIN) for text in texts):
                 waiting = piece
@@ -91,10 +91,10 @@ def _with_keys_off(pieces: list[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
                 yield piece
 
 
-def _changes_schema(pieces: list[Piece | Dot], at: int) -> bool:
+def _changes_schema(pieces: list[ScriptStatement | Dot], at: int) -> bool:
     """Return whether the transaction whose statements begin at a place changes the schema."""
     for piece in pieces[at:]:
-        if isinstance(piece, Piece):
+        if isinstance(piece, ScriptStatement):
             control = parse_control(piece.sql)
             if control is not None and control.kind in (COMMIT, ROLLBACK):
                 return False
@@ -103,31 +103,31 @@ def _changes_schema(pieces: list[Piece | Dot], at: int) -> bool:
     return False
 
 
-def group(pieces: Iterable[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
+def group(pieces: Iterable[ScriptStatement | Dot]) -> Iterator[Unit | ScriptStatement | Dot]:
     """Yield whole transactions as units; a transaction that cannot be sent as a whole is yielded piece by piece.
 
     Raises:
         UsageError: BEGIN and COMMIT do not match.
     """
-    begin: Piece | None = None
-    block: list[Piece | Dot] = []
+    begin: ScriptStatement | None = None
+    block: list[ScriptStatement | Dot] = []
     for piece in _with_keys_off(list(pieces)):
         if isinstance(piece, Unit):
             yield piece
             continue
-        control = parse_control(piece.sql) if isinstance(piece, Piece) else None
+        control = parse_control(piece.sql) if isinstance(piece, ScriptStatement) else None
         kind = control.kind if control is not None else ""
         if kind == BEGIN:
             if begin is not None:
                 raise UsageError(f"{piece.where}: BEGIN within the transaction that began at {begin.where}")
-            assert isinstance(piece, Piece)
+            assert isinstance(piece, ScriptStatement)
             begin, block = piece, []
         elif begin is None:
             if kind:
                 raise UsageError(f"{piece.where}: {kind} without BEGIN; remove it")
-            yield Unit((piece,)) if isinstance(piece, Piece) else piece
+            yield Unit((piece,)) if isinstance(piece, ScriptStatement) else piece
         elif kind in (COMMIT, ROLLBACK):
-            whole = tuple(one for one in block if isinstance(one, Piece) and parse_control(one.sql) is None)
+            whole = tuple(one for one in block if isinstance(one, ScriptStatement) and parse_control(one.sql) is None)
             if kind == ROLLBACK or len(whole) < len(block):
                 yield from (begin, *block, piece)
             elif whole:

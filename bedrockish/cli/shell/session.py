@@ -13,7 +13,7 @@ from bedrockish.api.requests import Params, Rows
 from bedrockish.cli.output import BOX, Style, print_rows
 from bedrockish.cli.safe_text import harmless, is_terminal, write
 from bedrockish.cli.shell.parameters import Parameters
-from bedrockish.cli.shell.script import Dot, Piece, Unit, group, items
+from bedrockish.cli.shell.script import Dot, ScriptStatement, Unit, group, items
 from bedrockish.client.blocking import Connection
 from bedrockish.errors import BedrockishError, UsageError
 
@@ -25,7 +25,7 @@ class Leave(Exception):  # noqa: N818  (not an error)
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class DotCommand:
     """A dot-command."""
 
     usage: str  # the command's arguments, for error texts and .help
@@ -46,7 +46,7 @@ class Shell:
         mode: str,  # the mode in which rows are printed
         *,
         read: str | None,  # how fresh reads must be; None for the URL's value
-        commands: Mapping[str, Command],  # the dot-commands, by name
+        commands: Mapping[str, DotCommand],  # the dot-commands, by name
     ) -> None:
         self.connection, self.url = connection, url
         self._commands = commands
@@ -65,7 +65,7 @@ class Shell:
             self.out.close()
         self.out, self.is_once = None, False
 
-    def run_all(self, parts: Iterable[Unit | Piece | Dot]) -> None:
+    def run_all(self, parts: Iterable[Unit | ScriptStatement | Dot]) -> None:
         """Run parts of scripts one after the other.
 
         Raises:
@@ -77,7 +77,7 @@ class Shell:
             except BedrockishError as error:
                 raise type(error)(f"{_where(part, error)}: {error.message}", **error.details) from error
 
-    def run(self, part: Unit | Piece | Dot) -> None:
+    def run(self, part: Unit | ScriptStatement | Dot) -> None:
         """Run one statement, one transaction or one dot-command, and print its results.
 
         Raises:
@@ -178,7 +178,7 @@ class Shell:
             raise UsageError(f"{error.filename or name}: {error.strerror or error}") from error
 
 
-def _where(part: Unit | Piece | Dot, error: BedrockishError) -> str:
+def _where(part: Unit | ScriptStatement | Dot, error: BedrockishError) -> str:
     """Return the place in the script of the statement that caused an error."""
     if not isinstance(part, Unit):
         return part.where

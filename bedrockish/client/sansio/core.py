@@ -21,7 +21,7 @@ from bedrockish.api.url import Address, Target
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.retry import (
     Backoff,
-    Verdict,
+    FailureMeaning,
     has_text,
     is_graceful_stop,
     is_refusal,
@@ -56,7 +56,7 @@ from bedrockish.errors import (
 )
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish_journal.model.vector import merge
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 
 IN_FLIGHT_MAX = 64  # the most unanswered calls on a link; with so many, a node reads no further call
 DIAL_TIMEOUT_S = 3.0
@@ -68,7 +68,7 @@ INHERITED = (
     "roll it back here, which ends nothing there, and open another"
 )
 UNCERTAIN = (OutcomeUnknownError, DamagedError)
-PAYLOAD_BYTES_MAX = Limits().frame_bytes_max
+PAYLOAD_BYTES_MAX = LinkLimits().frame_bytes_max
 
 
 @dataclass(slots=True)
@@ -394,19 +394,19 @@ class ClientCore:
         shortened = call.shortened and now < call.started + 0.8 * (call.deadline - call.started)
         verdict = judge(reply.error, lost=call.lost, harmless=call.harmless, shortened=shortened)
         if isinstance(reply.error, ForgottenError) and call.tries + 1 >= len(self.route.addresses):
-            verdict = Verdict.FINAL  # all nodes were asked, so no other node can know more
+            verdict = FailureMeaning.FINAL  # all nodes were asked, so no other node can know more
         match verdict:
-            case Verdict.FINAL:
+            case FailureMeaning.FINAL:
                 self._forget(reply.id)
                 effects.append(Finish(reply.id, reply.error))
-            case Verdict.ELSEWHERE:
+            case FailureMeaning.ELSEWHERE:
                 self._leave_node(link, now, voters_of(reply.error))
                 self._retry(reply.id, call, now)
-            case Verdict.LOST:
+            case FailureMeaning.LOST:
                 call.lost += 1
                 self._leave_node(link, now)
                 self._retry(reply.id, call, now)
-            case Verdict.AGAIN:
+            case FailureMeaning.AGAIN:
                 self._retry(reply.id, call, now)
                 call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # pause: the node stays the same
             case unknown:

@@ -46,7 +46,7 @@ class Backoff:
         return full * (0.5 + 0.5 * draw()) / 1000
 
 
-class Verdict(Enum):
+class FailureMeaning(Enum):
     """The meaning of a failed attempt for its call."""
 
     FINAL = "the caller gets this error: it did not happen"
@@ -55,7 +55,7 @@ class Verdict(Enum):
     AGAIN = "ask again: the time is not over, or an earlier attempt may still have happened"
 
 
-def judge(error: BedrockishError, *, lost: int, harmless: bool, shortened: bool = False) -> Verdict:
+def judge(error: BedrockishError, *, lost: int, harmless: bool, shortened: bool = False) -> FailureMeaning:
     """Return what to do after an error from a node.
 
     Args:
@@ -64,14 +64,14 @@ def judge(error: BedrockishError, *, lost: int, harmless: bool, shortened: bool 
         shortened: whether the attempt had only a part of the call's time, and there is time left.
     """
     if error.details.get("decided"):
-        return Verdict.FINAL  # the error is the outcome of the command itself, for all its attempts
+        return FailureMeaning.FINAL  # the error is the outcome of the command itself, for all its attempts
     if isinstance(error, OutcomeUnknownError | DamagedError):
-        return Verdict.LOST
+        return FailureMeaning.LOST
     if isinstance(error, UnavailableError) and (shortened or not isinstance(error, DeadlineError)):
-        return Verdict.ELSEWHERE
+        return FailureMeaning.ELSEWHERE
     if (lost and not harmless) or (shortened and isinstance(error, ConflictError)):
-        return Verdict.AGAIN
-    return Verdict.FINAL
+        return FailureMeaning.AGAIN
+    return FailureMeaning.FINAL
 
 
 SHUTDOWN, REFUSED = str(Code.SHUTDOWN), str(Code.REFUSED)

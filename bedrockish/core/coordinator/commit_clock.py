@@ -17,7 +17,7 @@ from bedrockish.core.state.state import State
 
 
 @dataclass(slots=True)
-class Round:
+class ClockRound:
     """A question to all voters."""
 
     request_id: int  # the request that waits for the clock
@@ -32,7 +32,7 @@ class ClockQuorum:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.rounds: dict[int, Round] = {}
+        self.rounds: dict[int, ClockRound] = {}
         self._count = 0
 
     def ask(self, request_id: int, clock: int = 0) -> bool:
@@ -47,7 +47,7 @@ class ClockQuorum:
         heard = {state.me} if state.roster.certifies_reads else set()
         # No request gets this value itself: each node that has moved its clock up to it returns later values only.
         repeat = Repeat(state.clock.now.seconds, state.settings.heartbeat_ms / 1000)
-        found = Round(request_id, clock or state.clock.tick(), repeat, heard)
+        found = ClockRound(request_id, clock or state.clock.tick(), repeat, heard)
         if len(found.heard) >= state.roster.majority:
             return True
         self.rounds[self._count] = found

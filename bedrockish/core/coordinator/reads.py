@@ -42,7 +42,7 @@ EVERY_KEY_PACKED = cbor2.dumps(EVERY_KEY.pack())
 
 
 @dataclass(slots=True)
-class Read:
+class AskedRead:
     """One strict read whose question is waiting or under way."""
 
     number: int  # the number of the request
@@ -58,7 +58,7 @@ class Read:
 class Question:
     """One question to the voters: about the keys of some reads, or about every key."""
 
-    reads: list[Read]  # the reads; empty for a question about every key
+    reads: list[AskedRead]  # the reads; empty for a question about every key
     number: int  # the driver's number of a question about every key, else 0
     check: Check  # the message to the voters
     asked: float  # seconds at which the question was sent
@@ -82,7 +82,7 @@ class Reading:
         self.state = state
         self.questions: dict[int, Question] = {}  # by the number of the message
         self.quickest = QuickestVoters(state)
-        self.waiting: deque[Read] = deque()  # reads that share the next question, after the present one ends
+        self.waiting: deque[AskedRead] = deque()  # reads that share the next question, after the present one ends
         self._count = self._shared = 0
 
     def begin(self, inflight: InFlight, prepared: Prepared) -> Verdict | None:
@@ -107,7 +107,7 @@ class Reading:
         # pending transactions.
         clear = {state.me} if self._counts_as_answer(base) else set()
         config = state.roster.membership.version
-        read = Read(inflight.number, base, access_set, patience_s, inflight.deadline, clear, config)
+        read = AskedRead(inflight.number, base, access_set, patience_s, inflight.deadline, clear, config)
         if len(read.clear) >= state.roster.majority:
             return True
         if self._shared in self.questions:
@@ -130,7 +130,7 @@ class Reading:
         if self._counts_as_answer(applied):
             clear.add(state.me)
             awaited.names.update(self._others_outside(applied))
-        read = Read(inflight.number, base, EVERY_KEY, patience_s, inflight.deadline, clear, config)
+        read = AskedRead(inflight.number, base, EVERY_KEY, patience_s, inflight.deadline, clear, config)
         if len(clear) >= state.roster.majority:
             return self._verdict(read, awaited, applied)
         overdue = min(state.clock.now.seconds + patience_s, inflight.deadline)
@@ -138,7 +138,7 @@ class Reading:
         return None
 
     @staticmethod
-    def _verdict(read: Read, awaited: Awaited, asked: Vector) -> Verdict:
+    def _verdict(read: AskedRead, awaited: Awaited, asked: Vector) -> Verdict:
         """Return True if a read has seen all that a majority knew, else the transactions that it has to wait for."""
         return True if not (awaited.names or awaited.safe) and covers(read.base, asked) else awaited
 
@@ -170,7 +170,7 @@ class Reading:
 
     def _send(
         self,
-        reads: list[Read],
+        reads: list[AskedRead],
         number: int,
         base: Vector,
         access_set: bytes,
@@ -224,7 +224,7 @@ class Reading:
             return []
         return self._conflicting(base, EVERY_KEY)
 
-    def _ask(self, reads: list[Read]) -> int:
+    def _ask(self, reads: list[AskedRead]) -> int:
         """Ask the voters about all of these reads; return the number of the question.
 
         The question has the keys of all reads, and as its base the commits that all their snapshots have.
@@ -247,7 +247,7 @@ class Reading:
         """
         overtaken: Verdicts = []
         while self.waiting and self._shared not in self.questions:
-            reads: list[Read] = []
+            reads: list[AskedRead] = []
             keys = 0
             while self.waiting and len(reads) < READS_MAX and keys < KEYS_MAX:
                 read = self.waiting.popleft()
@@ -260,14 +260,14 @@ class Reading:
                 self._shared = self._ask(reads)
         return overtaken
 
-    def _divide(self, reads: list[Read]) -> Verdicts:
+    def _divide(self, reads: list[AskedRead]) -> Verdicts:
         """Split the reads of a question that met a conflict: return the reads that are invalid at this node, and ask
         again about the others.
         """
         if len(reads) == 1:
             return [(reads[0].number, False)]
         found: Verdicts = []
-        rest: list[Read] = []
+        rest: list[AskedRead] = []
         for read in reads:  # by now this node usually knows the conflicting transaction, too
             if self._has_conflict(read.base, read.access_set):
                 found.append((read.number, False))

@@ -29,7 +29,7 @@ PATIENCE_MAX = 32  # patience grows up to this, so that slow nodes can still fin
 
 
 @dataclass(slots=True)
-class Round:
+class RecoveryRound:
     """One attempt of ours to finish a transaction of another leader."""
 
     transaction: Transaction  # the transaction to finish
@@ -50,9 +50,9 @@ class Recovery:
         self.apply_queue = apply_queue
         self.voter = voter
         self.coordinator = coordinator
-        self.rounds: dict[Txid, Round] = {}
+        self.rounds: dict[Txid, RecoveryRound] = {}
         self.deferred: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet, each with the peer to answer
-        self.adoptable: dict[Txid, Round] = {}  # decided commits that cannot be applied here yet
+        self.adoptable: dict[Txid, RecoveryRound] = {}  # decided commits that cannot be applied here yet
         self.counts = {"started": 0, "adopted": 0, "aborted": 0}
         self._checked_at = state.clock.now.seconds  # seconds at which ``check`` last ran
 
@@ -106,7 +106,7 @@ class Recovery:
             if now - round_.since > patience * (1 + state.draw()) and not self._is_travelling(round_):
                 self._again(txid, round_)
 
-    def _is_travelling(self, round_: Round) -> bool:
+    def _is_travelling(self, round_: RecoveryRound) -> bool:
         """Return whether a voter that has not answered is still fetching the pieces of a round's large body.
 
         A round with another ballot would make that voter fetch all pieces again.
@@ -170,7 +170,7 @@ class Recovery:
         assert (ballot - FIRST_BALLOT) % len(voters) == voters.index(state.me), "a ballot of another voter"
         if ballot >= ENDED:
             return  # only a faulty node can have used such a ballot; safe time will end the transaction
-        self.rounds[txid] = Round(transaction, ballot, state.clock.now.seconds, tries=tries)
+        self.rounds[txid] = RecoveryRound(transaction, ballot, state.clock.now.seconds, tries=tries)
         self._send_recover(txid)
 
     def _send_recover(self, txid: Txid) -> None:
@@ -182,7 +182,7 @@ class Recovery:
         # This node promises like every other voter.
         self.on_recover(state.me, message)
 
-    def _again(self, txid: Txid, round_: Round) -> None:
+    def _again(self, txid: Txid, round_: RecoveryRound) -> None:
         """End a round and, if the outcome is still unknown, start another."""
         # A new ballot needs new promises: answers to the old ballot prove nothing about it.
         del self.rounds[txid]
@@ -368,7 +368,7 @@ class Recovery:
         if round_.decision is None and len(round_.answers) >= self.state.roster.majority:
             self._judge(round_)
 
-    def _judge(self, round_: Round) -> None:
+    def _judge(self, round_: RecoveryRound) -> None:
         verdict = judge(
             round_.transaction.txid.leader, round_.answers, self.state.roster.voters, self.state.roster.quorum
         )
@@ -378,7 +378,7 @@ class Recovery:
         else:
             self._propose(round_, commit=verdict == COMMIT)
 
-    def _unblock(self, round_: Round) -> None:
+    def _unblock(self, round_: RecoveryRound) -> None:
         """End the blockers: ask their leaders, or recover the transactions of silent leaders. A new round follows."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
@@ -393,13 +393,13 @@ class Recovery:
             elif txid.leader != state.me:
                 state.outbox.send(txid.leader, say.Ask(txid, state.clock.read()))
 
-    def _tell_blocked(self, round_: Round, blocker: Txid) -> None:
+    def _tell_blocked(self, round_: RecoveryRound, blocker: Txid) -> None:
         """Send the outcome of an ended blocker to the voters at which it still blocks a round."""
         for node, answer in round_.answers.items():
             if node != self.state.me and blocker in answer.blockers:
                 self.voter.tell_outcome(node, blocker)
 
-    def _propose(self, round_: Round, *, commit: bool) -> None:
+    def _propose(self, round_: RecoveryRound, *, commit: bool) -> None:
         state = self.state
         assert round_.decision is None, "one ballot has one decision"
         round_.decision = commit
@@ -417,7 +417,7 @@ class Recovery:
         if round_.decision is not None and len(round_.accepted) >= self.state.roster.majority:
             self._decided(message.txid, round_)
 
-    def _decided(self, txid: Txid, round_: Round) -> None:
+    def _decided(self, txid: Txid, round_: RecoveryRound) -> None:
         state = self.state
         assert round_.decision is not None
         del self.rounds[txid]
@@ -432,7 +432,7 @@ class Recovery:
             # Learners get the outcome, too: an abort leaves no entry in a journal from which they could learn of it.
             state.outbox.send_all(say.Outcome(txid, False, "", 0, state.clock.read()))
 
-    def _adopt(self, txid: Txid, round_: Round) -> None:
+    def _adopt(self, txid: Txid, round_: RecoveryRound) -> None:
         """Commit a decided transaction in our own timeline as soon as it can be applied."""
         state, transaction = self.state, round_.transaction
         if state.outcome(txid) is not None:

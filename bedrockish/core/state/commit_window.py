@@ -13,7 +13,7 @@ from itertools import islice
 
 from bedrockish.core.state import packed_commits
 from bedrockish.core.state.access_index import AccessIndex, Conflict, count_keys
-from bedrockish.core.state.packed_commits import Known, Place, Retirement, Segment
+from bedrockish.core.state.packed_commits import Known, PackedSegment, Place, Retirement
 from bedrockish_journal.model.access_set import AccessSet, Range, conflict
 from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.transaction import Transaction, Txid
@@ -80,7 +80,7 @@ class CommitWindow:
         self._by_clock: list[Txid] = []  # a heap of the commits that are neither in ``_below`` nor packed
         self._below: list[Txid] = []  # the settled commits that are not packed yet
         self._below_oldest = CLOCK_LIMIT  # at most the smallest clock in ``_below``
-        self._segments: deque[Segment] = deque()
+        self._segments: deque[PackedSegment] = deque()
         self._packed: dict[str, int] = {}  # the vector that a base has to cover to have seen all packed commits
         self._packed_newest = -1  # the greatest clock in any segment
         self._retired: dict[str, Retirement] = {}
@@ -187,13 +187,13 @@ class CommitWindow:
         if leader not in self._retired and tick > self._recovered.get(leader, 0):
             self._lines[leader] = _Line(tick + 1)
 
-    def _packed_in(self, txid: Txid) -> Segment | None:
+    def _packed_in(self, txid: Txid) -> PackedSegment | None:
         """Return the segment that has a commit, or None."""
         if txid.clock > self._packed_newest:
             return None
         return next((segment for segment in self._segments if segment.owner_of(txid) is not None), None)
 
-    def _add_packed_place(self, segment: Segment, txid: Txid, place: Place) -> None:
+    def _add_packed_place(self, segment: PackedSegment, txid: Txid, place: Place) -> None:
         segment.add_place(txid, place)
         if place[0] in self._retired:
             segment.retire({place[0]}, self._retired[place[0]])
@@ -320,7 +320,7 @@ class CommitWindow:
 
     def _pack_oldest(self, full: list[Txid]) -> None:
         del self._below[: len(full)]
-        segment = Segment([self._remove(txid) for txid in full])
+        segment = PackedSegment([self._remove(txid) for txid in full])
         self._segments.append(segment)
         self._packed = merge(self._packed, segment.covered)
         self._packed_newest = max(self._packed_newest, segment.newest)

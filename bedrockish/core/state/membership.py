@@ -23,7 +23,7 @@ BEHIND_MAX = 1_000  # most commits that a learner may still lack when it becomes
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MembershipFacts:
     """The facts about the members that are known at the node that makes a change."""
 
     alive: AbstractSet[str] = frozenset()  # the members heard of lately, and the node itself
@@ -38,7 +38,7 @@ class Facts:
     void: AbstractSet[str] = frozenset()  # transactions whose changes this node skips by an operator's order
 
 
-def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membership:
+def change_members(old: Membership, change: MemberChange, facts: MembershipFacts) -> Membership:
     """Return the membership after a change.
 
     Raises:
@@ -85,7 +85,7 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
     return new
 
 
-def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Mapping[str, int]:
+def _retire(old: Membership, members: Mapping[str, Member], facts: MembershipFacts) -> Mapping[str, int]:
     """Return all retired timelines, each with the version of the membership that retired it.
 
     Each change retires the timelines of former nodes that every member has completely. The change conflicts with every
@@ -95,7 +95,7 @@ def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Map
     return {**old.retired, **dict.fromkeys(sorted(gone), old.version + 1)}
 
 
-def _raise(old: Membership, facts: Facts) -> Membership:
+def _raise(old: Membership, facts: MembershipFacts) -> Membership:
     """Raise the release level to the highest that every member reads."""
     # A member that has not reported its level may be of any release: a message that it cannot read would end its links.
     silent = [node for node in old.nodes if facts.levels.get(node, UNKNOWN) == UNKNOWN]
@@ -112,7 +112,7 @@ def _raise(old: Membership, facts: Facts) -> Membership:
     return replace(old, level=level)
 
 
-def _void(old: Membership, txid: str, facts: Facts) -> Membership:
+def _void(old: Membership, txid: str, facts: MembershipFacts) -> Membership:
     """Record that every member skips the changes of a transaction, which this node skips already."""
     if txid in map(str, old.void):
         raise _refused("duplicate", f"the cluster has recorded already that {txid} is applied without its changes")
@@ -132,7 +132,9 @@ def _check_level(old: Membership, change: MemberChange) -> None:
         )
 
 
-def _add(old: Membership, members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
+def _add(
+    old: Membership, members: dict[str, Member], node: str, address: str, store: str, facts: MembershipFacts
+) -> None:
     """Add a node as a learner; a learner may return with another file after its old process has ended."""
     # The name must be short and plain: each entry and vector contains it as text, and each transaction's name as well.
     if NAME.fullmatch(node) is None:
@@ -176,7 +178,7 @@ def _check_address(members: Mapping[str, Member], node: str, address: str) -> No
         raise _refused("address", f"{other} has the address {address} already; give {node} its own")
 
 
-def _promote(members: dict[str, Member], member: Member, facts: Facts) -> None:
+def _promote(members: dict[str, Member], member: Member, facts: MembershipFacts) -> None:
     if member.voter:
         raise _refused("duplicate", f"{member.node} is a voter already")
     # A voter that is down counts towards the size of every majority, and approves no transaction.
@@ -201,7 +203,9 @@ def _demote(members: dict[str, Member], member: Member) -> None:
     members[member.node] = replace(member, voter=False)
 
 
-def _replace(old: Membership, members: dict[str, Member], member: Member, change: MemberChange, facts: Facts) -> None:
+def _replace(
+    old: Membership, members: dict[str, Member], member: Member, change: MemberChange, facts: MembershipFacts
+) -> None:
     if change.successor in members or change.successor == member.node:
         raise _refused(
             "duplicate",
@@ -212,7 +216,7 @@ def _replace(old: Membership, members: dict[str, Member], member: Member, change
     _add(old, members, change.successor, change.address or member.address, change.store, facts)
 
 
-def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
+def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: MembershipFacts) -> None:
     """Check that the voters that are left can decide. An operator may force the change, but not without any voter."""
     # Changes of addresses, learners and users leave the voters as they are.
     if new.voters == old.voters:
@@ -235,7 +239,7 @@ def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: 
         )
 
 
-def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
+def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: MembershipFacts) -> None:
     """Refuse a change that costs a live member's file, link or vote; an operator may force it."""
     node = change.node
     lost = set(old.voters) & facts.alive - set(new.voters)
@@ -274,7 +278,7 @@ def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: F
         )
 
 
-def _spare(membership: Membership, facts: Facts) -> int:
+def _spare(membership: Membership, facts: MembershipFacts) -> int:
     """Return how many of the voters that answer may fail before commits are impossible; negative: too many failed."""
     return len(set(membership.voters) & facts.alive) - approvals_needed(len(membership.voters))
 

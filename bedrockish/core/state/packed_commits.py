@@ -70,7 +70,7 @@ class Known:
         return _is_among(self.places, base) or (self.retired_by is not None and self.retired_by.is_in(base))
 
 
-class Keys:
+class PackedKeys:
     """Packed keys; each takes a few bytes more than its own length."""
 
     __slots__ = ("_bytes", "_ends")
@@ -109,7 +109,7 @@ class Keys:
         return None
 
 
-class Segment:
+class PackedSegment:
     """Packed access sets of a few hundred commits: all keys, each with its commit, and whether it was read or written.
 
     The first query sorts the keys, and makes a Bloom filter, which excludes most keys that no commit here has touched.
@@ -163,7 +163,7 @@ class Segment:
             if one.access_set.has_ranges
         }
         self._large = {
-            owner: (Keys(one.access_set.ordered(READS)), Keys(one.access_set.ordered(WRITES)))
+            owner: (PackedKeys(one.access_set.ordered(READS)), PackedKeys(one.access_set.ordered(WRITES)))
             for owner, one in enumerate(commits)
             if is_large(one.access_set)
         }
@@ -180,13 +180,13 @@ class Segment:
             for some, bits in ((writes - reads, _WRITE), (writes & reads, _WRITE | _READ), (reads - writes, _READ)):
                 keys += some
                 owners.extend([owner << 2 | bits] * len(some))
-        self._keys, self._owners, self._is_sorted, self._bits = Keys(keys), owners, False, None
+        self._keys, self._owners, self._is_sorted, self._bits = PackedKeys(keys), owners, False, None
 
     def _sort(self) -> None:
         """Sort the keys at the first search: most segments are never searched, because every base has seen them."""
         if not self._is_sorted:
             touched = sorted(zip(self._keys, self._owners, strict=True))
-            self._keys = Keys([key for key, _ in touched])
+            self._keys = PackedKeys([key for key, _ in touched])
             self._owners = array("H", [owner for _, owner in touched])
             self._is_sorted = True
 

@@ -3,7 +3,7 @@
 from bedrockish_journal.model.transaction import Transaction
 
 
-class Schema:
+class SchemaState:
     """The schema version, and the scheduled change, which is applied and comes into force at its activation clock at
     every node.
 

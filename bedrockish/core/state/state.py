@@ -24,7 +24,7 @@ from bedrockish.core.state.outbox import Outbox, Timer, Timers
 from bedrockish.core.state.packed_commits import Place
 from bedrockish.core.state.pieces import Pieces
 from bedrockish.core.state.roster import Peer, Roster
-from bedrockish.core.state.schema import Schema
+from bedrockish.core.state.schema import SchemaState
 from bedrockish.core.state.settings import SCHEMA_GRACE_MS, Settings
 from bedrockish.core.state.timelines import Timelines
 from bedrockish.core.state.votes import Votes
@@ -73,7 +73,7 @@ class State:
         self.votes = Votes(self.me, self.clock, self.pieces, self.outbox)
         # The commits that conflict tests still need.
         self.commit_window = CommitWindow(recovered.applied)
-        self.schema = Schema(recovered.schema)
+        self.schema = SchemaState(recovered.schema)
         # Readers that still need the journal: how often each began, and the clock from which on it needs the journal.
         self.holds: dict[str, tuple[int, int]] = dict(recovered.holds)
         # Decided transactions that fit no node's tables: not applied before an operator has decided.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bedrockish.access_sets.definitions import folded
 from bedrockish.sqltext.literals import Value, literal
-from bedrockish.sqltext.tokenizer import Cut, NotTokensError, Token, spliced, tokens
+from bedrockish.sqltext.tokenizer import Cut, NotTokensError, SqlToken, spliced, tokens
 from bedrockish_journal.storage.vector_modules import VEC1
 from bedrockish_journal.storage.virtual_tables import VirtualTable
 
@@ -25,7 +25,7 @@ _CONFIGURES = frozenset(
 _UPKEEP = frozenset({"merge", "optimize", "rebuild"})
 
 
-class Command(NamedTuple):
+class TableCommand(NamedTuple):
     """A command of a virtual table, in the text of a statement."""
 
     table: str  # the name of the virtual table
@@ -34,7 +34,7 @@ class Command(NamedTuple):
     is_upkeep: bool = False
 
 
-def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
+def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> TableCommand | None:
     """Return the command in a statement that SQLite accepts; None if it neither configures nor maintains an index."""
     text = sql.lower()
     if not tables or ("values" not in text and "cmd" not in text):
@@ -53,18 +53,18 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
             return None
         rest = words[end + 1 :]
         # Literal only with one list of values. A query would run at each node, and could return different models.
-        return Command(of_vec1, rest[0].is_word("VALUES") and sum(token.text == "(" for token in rest) == 1)
+        return TableCommand(of_vec1, rest[0].is_word("VALUES") and sum(token.text == "(" for token in rest) == 1)
     table = next((one for one in tables if folded(one) == name == given), None)
     values = next((place for place, token in enumerate(words) if token.is_word("VALUES")), len(words))
     if table is None or values > at + 6 or values + 2 >= len(words):
         return None
     command = words[values + 2]
     if command.kind == "param" and _name(words, at + 4) == "rank":
-        return Command(table, False)  # a parameter: only its value tells which command this is
+        return TableCommand(table, False)  # a parameter: only its value tells which command this is
     name = (command.name or "").lower()
     if name not in _CONFIGURES | _UPKEEP:
         return None
-    return Command(table, all(token.kind != "param" for token in words[values:]), name in _UPKEEP)
+    return TableCommand(table, all(token.kind != "param" for token in words[values:]), name in _UPKEEP)
 
 
 def with_values(sql: str, names: Sequence[str | None], values: Sequence[Value]) -> str:
@@ -79,5 +79,5 @@ def with_values(sql: str, names: Sequence[str | None], values: Sequence[Value]) 
     return spliced(sql, cuts)
 
 
-def _name(words: list[Token], at: int) -> str:
+def _name(words: list[SqlToken], at: int) -> str:
     return folded(words[at].name or "") if at < len(words) else ""

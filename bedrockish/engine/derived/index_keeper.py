@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.definitions import folded
-from bedrockish.access_sets.table_layout import Table
+from bedrockish.access_sets.table_layout import CapturedTable
 from bedrockish.access_sets.virtual_layout import ContentIndex, VirtualLayout
 from bedrockish.engine.sqlite.errors import is_of_module
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
@@ -61,7 +61,7 @@ class IndexKeeper:
         self._of: dict[str, tuple[_Index, ...]] = {}
         self._corrupt: dict[str, None] = {}
 
-    def use(self, layout: VirtualLayout, tables: Mapping[str, Table]) -> None:
+    def use(self, layout: VirtualLayout, tables: Mapping[str, CapturedTable]) -> None:
         """Use the indexes of a new schema from now on."""
         known = ((name, found) for name, found in layout.indexes.items() if name in tables)
         self._of = {name: tuple(_kept(tables[name], one) for one in found) for name, found in known}
@@ -93,18 +93,18 @@ class IndexKeeper:
             self._guarded(kept.name, lambda kept=kept, rows=added: self._execute_many(kept.add, rows))  # type: ignore[misc]
         self._rebuild_corrupt()
 
-    def before_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
+    def before_run(self, table: CapturedTable, op: str, written: Collection[int], source: str) -> None:
         """Remove from the indexes the rows that a run of changes will write; column k of ``source`` has the rowids."""
         if op != INSERT:
             self._run(table, op, written, source, is_gone=True)
 
-    def after_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
+    def after_run(self, table: CapturedTable, op: str, written: Collection[int], source: str) -> None:
         """Add to the indexes the rows that a run of changes has written."""
         if op != DELETE:
             self._run(table, op, written, source, is_gone=False)
         self._rebuild_corrupt()
 
-    def _run(self, table: Table, op: str, written: Collection[int], source: str, *, is_gone: bool) -> None:
+    def _run(self, table: CapturedTable, op: str, written: Collection[int], source: str, *, is_gone: bool) -> None:
         for kept in self._of.get(table.name, ()):
             # Only an update of other columns leaves the index as it is.
             if op != UPDATE or kept.places is None or not written or any(place in written for place in kept.places):
@@ -198,7 +198,7 @@ def _replaced(statements: Iterable[str]) -> set[str] | None:
     return found
 
 
-def _kept(table: Table, index: ContentIndex) -> _Index:
+def _kept(table: CapturedTable, index: ContentIndex) -> _Index:
     numbers = {folded(column): place for place, column in enumerate(table.columns)}
     places = [numbers.get(folded(column)) for column in index.columns]
     known = tuple(place for place in places if place is not None)

@@ -28,7 +28,7 @@ CACHE_KIB = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class PinnedBatch:
     """The batch that a pinned snapshot shows."""
 
     flushed: Flushed  # the state of the file after the batch
@@ -43,7 +43,7 @@ class CommittedReads:
         self._means = means
         self._db: apsw.Connection | None = None
         self._version = -1  # the version of the schema that the executor knows
-        self.pinned: Pin | None = None
+        self.pinned: PinnedBatch | None = None
 
     def pin(self, flushed: Flushed) -> bool:
         """Release the pinned snapshot, and pin one of the last batch for ``read_pinned``; return whether that
@@ -65,7 +65,7 @@ class CommittedReads:
             db.execute("BEGIN")
             if system.get_meta(db, "batches") == flushed.batches:
                 in_force, following = schema_history.clocks(db)
-                self.pinned = Pin(flushed, max(flushed.clock, in_force), following)
+                self.pinned = PinnedBatch(flushed, max(flushed.clock, in_force), following)
             else:  # the writer's thread has committed the next batch, whose vector is not known yet
                 db.execute("ROLLBACK")
         except apsw.CorruptError as error:

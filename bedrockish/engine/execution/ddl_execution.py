@@ -30,10 +30,10 @@ from bedrockish.engine.statements.compiled import ALONE, EMPTY, READ, SCHEMA, WR
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
 from bedrockish.sqltext.statement_ends import first_word, statement_start
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, parameter_numbers, tokens
+from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, parameter_numbers, tokens
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.changes import DO, FAIL, SEE, Step, encode_changes, encode_steps
+from bedrockish_journal.model.changes import DO, FAIL, SEE, SchemaStep, encode_changes, encode_steps
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from bedrockish_journal.storage.drawn_ids import WHY, DrawnIds
@@ -107,7 +107,7 @@ class Mixed:
         self._user = user
         self._executor, self._db, self._limits = executor, executor._db, executor._limits
         executor.reader = None  # another connection would not show the changes made here
-        self.steps: list[Step] = []  # the recorded statements
+        self.steps: list[SchemaStep] = []  # the recorded statements
         self.lastrowid = 0  # the rowid of the last inserted row
         self.changes_schema = False  # whether a statement has changed the schema
         self._writes = self._configures = False
@@ -190,7 +190,7 @@ class Mixed:
         except apsw.Error as error:
             raise translate(error, text) from error
         self._schema_changed()
-        self._record(Step(text))
+        self._record(SchemaStep(text))
 
     def prepared(self, base: dict[str, int], version: int, results: list[Result]) -> Prepared:
         """Return the recorded change, ready to be led.
@@ -240,26 +240,26 @@ class Mixed:
         except (ConstraintError, SqlError) as error:
             is_open = isinstance(error.__cause__, apsw.Error) and db.in_transaction
             if is_open and not _rests_on_definitions(piece, error):
-                self._record_failure(piece, Step(text, FAIL, failure_digest(str(error.__cause__))))
+                self._record_failure(piece, SchemaStep(text, FAIL, failure_digest(str(error.__cause__))))
             raise
         self.lastrowid = rowid or self.lastrowid
         if piece.kind == SCHEMA:
             self._schema_changed()
             self.changes_schema = True
             self._configures = self._configures or piece.configures
-            self._record(Step(text))
+            self._record(SchemaStep(text))
         elif piece.kind == WRITE:
             self._writes = True
-            self._record(Step(text, DO, answer_digest(text, rows, changed, rowid)))
+            self._record(SchemaStep(text, DO, answer_digest(text, rows, changed, rowid)))
         elif not piece.whole_schema or piece.checks_keys:  # a read of the schema needs no record
-            self._record(Step(text, SEE, answer_digest(text, rows)))
+            self._record(SchemaStep(text, SEE, answer_digest(text, rows)))
         rowcount = changed if piece.kind == WRITE else -1
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
 
-    def _record_failure(self, piece: Compiled, step: Step) -> None:
+    def _record_failure(self, piece: Compiled, step: SchemaStep) -> None:
         """Record a failed statement; the nodes undo what a write has left, as ``_watched`` does here."""
         may_leave = _may_write(piece)
-        steps = (*map(Step, BEFORE_FAILURE), step, *map(Step, AFTER_FAILURE)) if may_leave else (step,)
+        steps = (*map(SchemaStep, BEFORE_FAILURE), step, *map(SchemaStep, AFTER_FAILURE)) if may_leave else (step,)
         for one in steps:
             self._record(one)
         if may_leave:
@@ -284,7 +284,7 @@ class Mixed:
 
     def _switch(self, option: str) -> None:
         set_option(self._db, option)
-        self._record(Step(option))
+        self._record(SchemaStep(option))
 
     def _schema_changed(self) -> None:
         if self._drawn is not None:
@@ -333,7 +333,7 @@ class Mixed:
                 limit=self._limits.changes_bytes,
             )
 
-    def _record(self, step: Step) -> None:
+    def _record(self, step: SchemaStep) -> None:
         self._size += len(step.sql) + STEP_BYTES
         self.steps.append(step)
 
@@ -459,7 +459,7 @@ def _with_id(sql: str, rowid: int) -> str:
     return f"{sql[: found[calls[0]].start]}({rowid}){sql[found[end].end :]}"
 
 
-def _tokens(sql: str) -> list[Token]:
+def _tokens(sql: str) -> list[SqlToken]:
     try:
         return tokens(sql)
     except NotTokensError as error:

@@ -20,7 +20,7 @@ from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.open_transaction import Logged
 from bedrockish.engine.execution.workspace import Workspace
-from bedrockish.engine.storage.overlay_vfs import Moment
+from bedrockish.engine.storage.overlay_vfs import FileState
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -51,7 +51,7 @@ class Draft:
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+    def begin(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
         """Take a snapshot of the file, which must have every applied entry.
 
         Raises:

@@ -161,7 +161,7 @@ class Executor:
                 pragmas.settle(self._db)
 
     def _execute(
-        self, run: "Run", request: Request, base: dict[str, int], schema_version: int, *, at_once: bool
+        self, run: "RequestRun", request: Request, base: dict[str, int], schema_version: int, *, at_once: bool
     ) -> Prepared:
         self.capture.start()
         cookie = None
@@ -405,7 +405,7 @@ class Executor:
             raise self.capture.failure
         return rows, size
 
-    def _schema_prepared(self, run: "Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
+    def _schema_prepared(self, run: "RequestRun", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
         self.capture.discard_changes()
         Tables(self._db, self._tables).check_change(self._db, self._tables)
         access_set = AccessSet()  # empty: the statements take effect only at the activation
@@ -418,10 +418,10 @@ class Executor:
         """True while a deferred foreign key is broken."""
         return self._tables.foreign_keys and deferred_broken(self._db)
 
-    def begin(self, gatherer: AccessSetBuilder) -> "Run":
+    def begin(self, gatherer: AccessSetBuilder) -> "RequestRun":
         """Start another request on top of the requests executed before; return its run."""
         self._db.set_last_insert_rowid(0)
-        return Run(self, gatherer, self._limits.result_bytes)
+        return RequestRun(self, gatherer, self._limits.result_bytes)
 
     def prepare_rows(
         self, gatherer: AccessSetBuilder, result: bytes, base: dict[str, int], version: int, *, writes: bool
@@ -449,7 +449,7 @@ def refused_on(base: dict[str, int], version: int, access_set: AccessSet, *, rea
     return Prepared(base, version, True, ROWS, access_set, b"", NOTHING, reads_system=reads_system)
 
 
-class Run:
+class RequestRun:
     """The execution of one request, statement by statement."""
 
     def __init__(self, executor: Executor, gatherer: AccessSetBuilder, room: int) -> None:

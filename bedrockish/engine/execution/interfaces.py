@@ -18,7 +18,7 @@ from bedrockish.engine.storage.row_applier import RowApplier
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class EngineParts:
     """The parts of the engine that open transactions use."""
 
     db: apsw.Connection
@@ -75,7 +75,7 @@ class Lends(Protocol):
     def wait_for_writer(self) -> None:
         """Wait until no other thread has the writer."""
 
-    def lend(self, guest: Guest) -> Parts:
+    def lend(self, guest: Guest) -> EngineParts:
         """Lend the writing connection to open transactions; see ``Engine.lend``."""
 
 

@@ -21,7 +21,7 @@ KEY_BYTES = 200  # about how many bytes a key or a range of the access set takes
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Savepoint:
     """A savepoint: its name, and the lengths of the transaction's lists ``changes`` and ``blurred`` at that time."""
 
     name: str
@@ -82,7 +82,7 @@ class TransactionWork:
     snapshot: Snapshot | None = None  # the snapshot on which it reads until its first write
     changes: list[Change] = field(default_factory=list)  # the rows that it has changed, in order
     blurred: list[str] = field(default_factory=list)  # the tables for which only the net effect of the changes is known
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[Savepoint] = field(default_factory=list)
     size: int = 0  # an estimate of the bytes of the changes
     searched: int = 0  # the bytes of text that FTS5 has to index for the changes
     lastrowid: int = 0
@@ -167,7 +167,9 @@ class TransactionWork:
         if self.sets is not None:
             self.sets.mark()
         is_broken = is_broken or self.unsure
-        self.marks.append(Mark(name.lower(), len(self.changes), len(self.blurred), self.size, self.searched, is_broken))
+        self.marks.append(
+            Savepoint(name.lower(), len(self.changes), len(self.blurred), self.size, self.searched, is_broken)
+        )
 
     def release(self, name: str) -> None:
         """Execute RELEASE.

@@ -18,11 +18,11 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.interfaces import Flushed, Guest, Parts
+from bedrockish.engine.execution.interfaces import EngineParts, Flushed, Guest
 from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.workspace import Workspace, Writer
 from bedrockish.engine.statements.compiled import READ, Compiled
-from bedrockish.engine.storage.overlay_vfs import Moment
+from bedrockish.engine.storage.overlay_vfs import FileState
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, control_of
 from bedrockish_journal.model.access_set import READS, WRITES
@@ -62,7 +62,7 @@ class OverlayTransaction:
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+    def begin(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
         """Take a snapshot of the file, which must hold everything that was applied.
 
         Raises:
@@ -114,10 +114,10 @@ class OverlayTransaction:
     def wait_for_writer(self) -> None:
         """Return at once, because the writer is not shared."""
 
-    def lend(self, _guest: Guest) -> Parts:
+    def lend(self, _guest: Guest) -> EngineParts:
         """Return the connection, the executor and the other parts that run statements."""
         writer, control = self.writer, self.db.cursor().execute
-        return Parts(
+        return EngineParts(
             writer.db, writer.executor, writer.capture, writer.applier, writer.limits, _no_reader, control, writer.begin
         )
 

@@ -19,7 +19,7 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.column_blocks import BLOCK_BYTES, Blocks
 from bedrockish.engine.execution.governor import FOREVER, STEPS, Governor
 from bedrockish.engine.sqlite.errors import broken, translate
-from bedrockish.engine.sqlite.limits import ROWS_NOTED, Limits, Rows, TakesLongError
+from bedrockish.engine.sqlite.limits import ROWS_NOTED, Limits, RowMeter, TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.statements.compiled import Compiled
@@ -58,7 +58,7 @@ def fetch(
     """
     if number:
         rows: list[tuple[Any, ...]] = []
-        counted = Rows(limits, number, room, WAY_OUT)
+        counted = RowMeter(limits, number, room, WAY_OUT)
         size = packed = 0
         for row in cursor:
             rows.append(row)
@@ -79,7 +79,7 @@ def fetch(
     if size > min(ROWS_NOTED, room):
         number = limits.memory.begin()
         try:
-            Rows(limits, number, room, WAY_OUT).add(size)
+            RowMeter(limits, number, room, WAY_OUT).add(size)
         finally:
             limits.memory.end(number)
     return rows, size

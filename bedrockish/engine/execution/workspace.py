@@ -35,11 +35,11 @@ from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.statements.compiled import Compiled
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
-from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
+from bedrockish.engine.storage.overlay_vfs import FileState, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.search_build import estimate_seconds
 from bedrockish.errors import BedrockishError, UnavailableError
-from bedrockish_journal.model.changes import Step
+from bedrockish_journal.model.changes import SchemaStep
 from bedrockish_journal.storage.store import unpack_on
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Workspace:
         self.stoppable = _Stoppable(self)  # a context manager for SQL of the engine in an open transaction
         self._writer: Writer | None = None
         self._work: TransactionWork | None = None  # the open transaction that has the writer
-        self._moment = Moment(0, b"", 0)
+        self._moment = FileState(0, b"", 0)
         self._base: dict[str, int] = {}
         self._version = 0
         self.is_broken = False  # whether a connection has failed, so that the workspace must be closed
@@ -88,7 +88,7 @@ class Workspace:
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+    def begin(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
         """Take a snapshot of the file, which must hold all applied entries, with clocks up to ``applied_clock``.
 
         Raises:
@@ -121,7 +121,7 @@ class Workspace:
                 f"the node cannot read its file on another connection ({error}); try again"
             ) from error
 
-    def move_to(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+    def move_to(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
         """Set the moment of the snapshot that was taken."""
         self._base, self._version, self._moment = dict(base), schema_version, moment
         self._applied_clock = applied_clock
@@ -181,7 +181,7 @@ class Workspace:
         except MixesError:
             return execute_mixed(executor, request, base, self._version)
 
-    def seconds_to_index(self, steps: Sequence[Step]) -> float:
+    def seconds_to_index(self, steps: Sequence[SchemaStep]) -> float:
         """Return an estimate of the seconds that SQLite needs for the FTS5 index that a schema change builds.
 
         Raises:
@@ -343,7 +343,7 @@ class _Stoppable:
 class Writer:
     """The connection that writes on an overlay, with a capture, an executor and an applier like the engine's."""
 
-    def __init__(self, beside: Beside, wal: int, reader: apsw.Connection, moment: Moment, pages: int) -> None:
+    def __init__(self, beside: Beside, wal: int, reader: apsw.Connection, moment: FileState, pages: int) -> None:
         limits: Limits = beside.limits
         overlay = Overlay(reader.filename, wal, reader.pragma("page_size"))
         self._beside = beside

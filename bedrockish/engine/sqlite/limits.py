@@ -188,7 +188,7 @@ class Limits:
 ROWS_NOTED = 1 << 20  # bytes of rows between two checks of the memory
 
 
-class Rows:
+class RowMeter:
     """The counter of the bytes of a statement's rows, which are bounded and added to the taken memory.
 
     Args:

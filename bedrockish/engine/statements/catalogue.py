@@ -6,7 +6,7 @@ A program that lists tables would treat the node's system tables like users' tab
 from functools import lru_cache
 
 from bedrockish.access_sets.system_names import PREFIX
-from bedrockish.sqltext.tokenizer import Cut, NotTokensError, Token, tokens, with_queries
+from bedrockish.sqltext.tokenizer import Cut, NotTokensError, SqlToken, tokens, with_queries
 from bedrockish_journal.storage.table_layout import ROWID_NAMES
 
 _OWN = f"NOT GLOB '{PREFIX}*'"  # not LIKE, whose meaning a session may have changed
@@ -51,7 +51,7 @@ def with_users_tables(sql: str) -> str:
     return sql if asks_rowid and stars else _filtered(sql, found, "rowid, " if asks_rowid else "")
 
 
-def _filtered(sql: str, found: list[Token], rowid: str) -> str:
+def _filtered(sql: str, found: list[SqlToken], rowid: str) -> str:
     """Return a statement with the catalogues that it reads filtered, without the qualifier in front of their names."""
     cuts: list[Cut] = []
     schemas: dict[str, str] = {}

@@ -15,7 +15,7 @@ import apsw
 from bedrockish.engine.statements.clock_functions import Holder, clock_time, register
 from bedrockish.engine.statements.users_vtab import ReadTable, give_table, give_users
 from bedrockish.errors import UnavailableError
-from bedrockish_journal.feed.change_feed import Committed, Cursor, committed
+from bedrockish_journal.feed.change_feed import Committed, FeedCursor, committed
 from bedrockish_journal.feed.json_form import plain, record
 from bedrockish_journal.model.changes import DELETE, Change, Value
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -126,7 +126,7 @@ class _Changes(ReadTable):
                         f"{leader}{tick} of this node's journal cannot be read ({error}); ask another node, and run "
                         "'bedrockish journal verify' on the file of this one"
                     ) from error
-                transaction = committed(Cursor(clock, origin), (leader, tick), decoded, failure)
+                transaction = committed(FeedCursor(clock, origin), (leader, tick), decoded, failure)
                 head = (clock, origin)
                 middle = (clock_time(clock), leader, tick, transaction.kind)
                 makers = transaction.makers or repeat(None)

@@ -8,7 +8,7 @@ is a keyword, and SQLite reports its own schema as malformed, as it does for a d
 import re
 
 from bedrockish.errors import SqlError
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
+from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
 
 _MAY_NAME_IF = re.compile(r"\bIF\b", re.IGNORECASE)
 _KINDS = ("TABLE", "VIEW", "INDEX", "TRIGGER")
@@ -23,7 +23,7 @@ def check_defined_name(sql: str) -> None:
     """
     if sql[:6].upper() != "CREATE" or _MAY_NAME_IF.search(sql) is None:
         return
-    head: list[Token] = []
+    head: list[SqlToken] = []
     try:
         for token in walk(sql):
             head.append(token)

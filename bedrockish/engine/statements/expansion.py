@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from bedrockish.access_sets.definitions import Definition, Definitions, folded
 from bedrockish.errors import TooLargeError
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
+from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
 
 LOOP_TOKENS = 5_000  # tokens that a statement may add in the loop: SQLite takes about 4 ms for them
 STATEMENT_TOKENS = 500_000  # tokens that a statement may add at all: SQLite takes half a second and some 100 MB
@@ -39,14 +39,14 @@ _CLAUSES = {"abort", "fail", "ignore", "replace", "rollback"}
 
 
 @dataclass(slots=True)
-class Text:
+class TextSize:
     """The size of a text, and how often it mentions each name."""
 
     size: int = 0  # how many tokens it has
     tables: Counter[str] = field(default_factory=Counter)  # the names at places where SQL expects a table
     names: Counter[str] = field(default_factory=Counter)  # the names at all places
 
-    def add(self, other: "Text") -> None:
+    def add(self, other: "TextSize") -> None:
         """Add another text, which is a part of this one."""
         self.size += other.size
         self.tables.update(other.tables)
@@ -57,8 +57,8 @@ class Text:
 class Parsed:
     """A statement: the whole text, and the texts in it that have names."""
 
-    whole: Text
-    named: dict[str, Text]  # the texts of a query's common tables, or of a table's generated columns, by name
+    whole: TextSize
+    named: dict[str, TextSize]  # the texts of a query's common tables, or of a table's generated columns, by name
     is_table: bool  # whether the statement defines a table
     defines: str  # the folded name that a CREATE TABLE or CREATE VIEW defines, or empty
 
@@ -138,7 +138,7 @@ class Expansion:
         def size_of(name: str) -> int:
             return views[name] if name in views else self._tables.get(name, 0)
 
-        def sum_of(text: Text, named: Mapping[str, int]) -> int:
+        def sum_of(text: TextSize, named: Mapping[str, int]) -> int:
             found = text.size
             for name, count in text.tables.items():
                 found += count * (named[name] if name in named else size_of(name))
@@ -266,7 +266,7 @@ def _size_of_fired(table: str, triggers: Mapping[str, _Fired]) -> int:
     return size * len(clauses)
 
 
-def _sizes_of_columns(texts: Mapping[str, Text]) -> dict[str, int]:
+def _sizes_of_columns(texts: Mapping[str, TextSize]) -> dict[str, int]:
     """Return the sizes of a table's generated columns, given their texts, which may name each other."""
     found: dict[str, int] = {}
     for name in _after_their_parts(texts, lambda one: one.names):
@@ -299,7 +299,7 @@ class _Frame:
 
     name: str
     before: str
-    text: Text
+    text: TextSize
 
 
 def parse(sql: str) -> Parsed | None:
@@ -311,10 +311,10 @@ def parse(sql: str) -> Parsed | None:
 
 
 class _Parser:
-    def __init__(self, tokens: Iterator[Token]) -> None:
+    def __init__(self, tokens: Iterator[SqlToken]) -> None:
         self._tokens = tokens
-        self._named: dict[str, Text] = {}
-        self._frames = [_Frame("", "", Text())]
+        self._named: dict[str, TextSize] = {}
+        self._frames = [_Frame("", "", TextSize())]
         self._column = ""  # in the definition of a table, the column that is being defined
         self._closed = ""  # the name before the last closed pair of parentheses
         self._candidate = ""  # the name of the text in parentheses that may open at the next token
@@ -338,11 +338,11 @@ class _Parser:
             self._close()
         return Parsed(self._frames[0].text, self._named, is_table, _defined(head))
 
-    def _add(self, token: Token, word: str, name: str, before: str, name_before: str, *, is_table: bool) -> None:
+    def _add(self, token: SqlToken, word: str, name: str, before: str, name_before: str, *, is_table: bool) -> None:
         """Add a token to the text of the innermost parentheses."""
         depth, text = len(self._frames), self._frames[-1].text
         if word == "(":
-            self._frames.append(_Frame(self._candidate, name_before, Text()))
+            self._frames.append(_Frame(self._candidate, name_before, TextSize()))
             self._candidate = ""
         elif word == ")" and depth > 1:
             self._close()
@@ -361,7 +361,7 @@ class _Parser:
         self._frames[-1].text.add(frame.text)
         self._closed = frame.before
         if frame.name:
-            self._named.setdefault(frame.name, Text()).add(frame.text)
+            self._named.setdefault(frame.name, TextSize()).add(frame.text)
 
 
 _HEAD = 8

@@ -10,7 +10,7 @@ from bedrockish.engine.statements.expansion import Expansion
 from bedrockish.engine.statements.guard import Guard
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.storage.table_layout import quote
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 
 
 def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
@@ -21,7 +21,7 @@ def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
     """
     found: list[str] = []
     known: Tables | None = None
-    with closing(Connection(":memory:")) as db:
+    with closing(ModuleConnection(":memory:")) as db:
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         guard = Guard(db)
         for what, sql in statements:

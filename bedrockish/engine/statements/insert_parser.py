@@ -5,7 +5,7 @@ The parser raises ``NotUnderstoodError`` for a text that deviates from SQLite's 
 
 from dataclasses import dataclass
 
-from bedrockish.sqltext.tokenizer import Token, parameter_numbers, tokens
+from bedrockish.sqltext.tokenizer import SqlToken, parameter_numbers, tokens
 
 _CLAUSES = ("ROLLBACK", "ABORT", "REPLACE", "FAIL", "IGNORE")
 
@@ -184,7 +184,7 @@ class InsertParser:
         return parts
 
 
-def _closing(found: list[Token]) -> dict[int, int]:
+def _closing(found: list[SqlToken]) -> dict[int, int]:
     closing, opened = {}, []
     for place, token in enumerate(found):
         if token.kind != "op":

@@ -16,7 +16,7 @@ the same kind.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bedrockish.access_sets.table_layout import Table
+from bedrockish.access_sets.table_layout import CapturedTable
 from bedrockish.engine.statements.insert_parser import Insert, InsertParser, NotUnderstoodError
 from bedrockish.sqltext.tokenizer import Cut, NotTokensError, spliced
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
@@ -36,7 +36,7 @@ class Rewritten:
     nulls: tuple[int, ...]
 
 
-def rewrite(sql: str, tables: Mapping[str, Table]) -> Rewritten | None:
+def rewrite(sql: str, tables: Mapping[str, CapturedTable]) -> Rewritten | None:
     """Return the INSERT to run instead of a statement that SQLite accepts; None to run the statement as it is."""
     try:
         parser = InsertParser(sql)
@@ -52,7 +52,7 @@ def rewrite(sql: str, tables: Mapping[str, Table]) -> Rewritten | None:
         return None
 
 
-def _find(insert: Insert, tables: Mapping[str, Table]) -> Table | None:
+def _find(insert: Insert, tables: Mapping[str, CapturedTable]) -> CapturedTable | None:
     if insert.schema is not None and insert.schema.lower() != "main":
         return None
     exact = tables.get(insert.table)
@@ -65,7 +65,7 @@ def _find(insert: Insert, tables: Mapping[str, Table]) -> Table | None:
 class _Splicer:
     """Puts calls of ``bedrockish_id`` into one INSERT."""
 
-    def __init__(self, sql: str, parser: InsertParser, insert: Insert, table: Table) -> None:
+    def __init__(self, sql: str, parser: InsertParser, insert: Insert, table: CapturedTable) -> None:
         assert table.rowid
         self._sql, self._parser, self._insert, self._table = sql, parser, insert, table
         self._tokens = parser.tokens

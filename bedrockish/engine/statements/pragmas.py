@@ -9,7 +9,7 @@ import apsw
 from bedrockish.errors import SqlError
 from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, first_setting, is_on
 from bedrockish.sqltext.statement_ends import first_word
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
+from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
 
 WORDS_MAX = 12  # the PRAGMAs that a node answers or replicates have fewer tokens
 READABLE = frozenset(
@@ -168,7 +168,7 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     return ("SELECT 1 WHERE 0" if silent else f"SELECT {answer}") + rest
 
 
-def _check_argument(found: list[Token], sql: str) -> None:
+def _check_argument(found: list[SqlToken], sql: str) -> None:
     """Check that tokens are nothing, or one value of a PRAGMA: ``= value`` or ``(value)``.
 
     Otherwise the statement behind a missing semicolon would be left out.

@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.key_encoding import apply_affinity
-from bedrockish.access_sets.table_layout import Table, Tables
+from bedrockish.access_sets.table_layout import CapturedTable, Tables
 from bedrockish.core.protocol.records import Vote
 from bedrockish.engine.sqlite.bind import INT_MAX
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
@@ -57,7 +57,7 @@ class AutoIds:
         self._highest: dict[str, int] = {}
         self._back: dict[str, list[int]] = {}  # returned leased ids; the next id to assign is the last
         self._seen: dict[str, int] = {}
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, CapturedTable] = {}
         self._queries: dict[str, str] = {}
         self._sequences: Set[str] = frozenset()
         self._stripes, self._own = stripe("", ())

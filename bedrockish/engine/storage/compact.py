@@ -17,7 +17,7 @@ from bedrockish.engine.storage.database_file import INCREMENTAL, RECOVERY_MS, Fi
 from bedrockish.engine.storage.rename_copy import put_in_place
 from bedrockish.errors import ConfigError
 from bedrockish_journal.storage.store import heads
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 from bedrockish_journal.verify.replay import Prepare, digest
 
 Heads = dict[str, tuple[int, bytes]]
@@ -71,7 +71,7 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
 
 
 def _read(path: Path, prepare: Prepare) -> tuple[str, Heads]:
-    with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+    with closing(ModuleConnection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
         prepare(db)
         return _content(db)
 
@@ -82,7 +82,7 @@ def _content(db: apsw.Connection) -> tuple[str, Heads]:
 
 
 def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
-    with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+    with closing(ModuleConnection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
         db.set_busy_timeout(RECOVERY_MS)
         prepare(db)
         if not system.exists(db):

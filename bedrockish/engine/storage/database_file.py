@@ -26,7 +26,7 @@ from bedrockish_journal.model.membership import Membership, pack_membership, rea
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.own_objects import strange_objects
-from bedrockish_journal.storage.vector_modules import PACKAGES, VECTORS, Connection, installed
+from bedrockish_journal.storage.vector_modules import PACKAGES, VECTORS, ModuleConnection, installed
 from bedrockish_journal.storage.virtual_tables import rebuild_indexes, virtual_tables
 
 SQLITE_VERSION_MIN = (3, 54, 0)  # an older version reports 10.0 in a REAL column as 10 when the row is inserted
@@ -241,7 +241,7 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
         flags |= apsw.SQLITE_OPEN_CREATE if founding is not None else 0
         if founding is not None:
             create_private(path)
-        db = Connection(str(path), flags=flags, statementcachesize=512)
+        db = ModuleConnection(str(path), flags=flags, statementcachesize=512)
         try:
             _set_up(db, path, limits)
             prepare(db)
@@ -289,7 +289,7 @@ def is_node_file(path: Path) -> bool:
 @contextmanager
 def _looking_into(path: Path) -> Iterator[apsw.Connection]:
     """Yield a connection to a file that its node has not opened yet; nothing is written to the file."""
-    with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+    with closing(ModuleConnection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
         db.set_busy_timeout(RECOVERY_MS)
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         yield db

@@ -31,7 +31,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
-from bedrockish.engine.storage.index_plan import IndexPlan, Plan
+from bedrockish.engine.storage.index_plan import BuildPlan, IndexPlan
 from bedrockish.engine.storage.stand_in import DESCRIBE, REFUSALS, Writable, describe, root_of, stand_ins
 from bedrockish_journal.model.changes import Row, decode_changes_in_pieces
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -76,7 +76,7 @@ class Build:
 
     slice_bytes = SLICE_BYTES  # about how many bytes of rows are added at a time
 
-    def __init__(self, db: apsw.Connection, plan: Plan, txid: Txid, version: int) -> None:
+    def __init__(self, db: apsw.Connection, plan: BuildPlan, txid: Txid, version: int) -> None:
         self._db, self.plan, self.txid, self.version = db, plan, txid, version
         self.phase = Phase.LOADING  # the phase of the build
         self.failure = ""  # why the build failed

@@ -31,7 +31,7 @@ ROW = "bedrockish_row"  # no user's table has such a name
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckedRange:
     """The result of a check of one range."""
 
     count: int = 0  # number of rows in the range
@@ -51,7 +51,7 @@ def corrupt_indexes(db: apsw.Connection) -> list[str]:
     return [name for name in names if db.execute(query.format(quote(name))).fetchall() != [("ok",)]]
 
 
-def check_range(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Checked:
+def check_range(db: apsw.Connection, name: str, after: Key | None, limit: int) -> CheckedRange:
     """Look up a range of rows in the indexes of their table.
 
     Args:
@@ -68,7 +68,7 @@ def check_range(db: apsw.Connection, name: str, after: Key | None, limit: int) -
         listed: Any = db.execute(_TABLE, (name,)).fetchone()
         keys = _keys(db, name, is_without_rowid=bool(listed[0])) if listed is not None else []
         if not keys:
-            return Checked()
+            return CheckedRange()
         found = _range(db, name, keys, after, limit)
         indexes: Any = db.execute(_INDEXES, (name,)).fetchall()
         for index, sql in indexes:
@@ -92,11 +92,11 @@ def _keys(db: apsw.Connection, name: str, *, is_without_rowid: bool) -> list[str
     return [word for word in ROWID_NAMES if word not in taken][:1]
 
 
-def _range(db: apsw.Connection, name: str, keys: list[str], after: Key | None, limit: int) -> Checked:
+def _range(db: apsw.Connection, name: str, keys: list[str], after: Key | None, limit: int) -> CheckedRange:
     what = ", ".join(keys)
     where, values = _between(keys, after, None)
     query = f"SELECT {what} FROM main.{quote(name)} NOT INDEXED WHERE {where} ORDER BY {what} LIMIT {int(limit)}"
-    found = Checked()
+    found = CheckedRange()
     for row in db.execute(query, values):
         found.count += 1
         found.last = tuple(row)

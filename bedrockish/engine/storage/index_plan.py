@@ -17,21 +17,21 @@ import apsw
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.definitions import folded
 from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
-from bedrockish.access_sets.table_layout import Table, Tables
+from bedrockish.access_sets.table_layout import CapturedTable, Tables
 from bedrockish.sqltext.statement_kinds import SCHEMA, kind_of
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
-from bedrockish_journal.model.changes import DO, Step
+from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, tokens
+from bedrockish_journal.model.changes import DO, SchemaStep
 from bedrockish_journal.storage.table_layout import quote
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 from bedrockish_journal.storage.virtual_tables import FTS5, parse_virtual
 
-P = TypeVar("P", bound="Plan")
+P = TypeVar("P", bound="BuildPlan")
 COLUMNS_MAX = 500  # number of columns from which on an FTS5 index is not built online
 _FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BuildPlan:
     """The plan of a build, made before any row is read."""
 
     table: str  # name of the table, as the schema spells it
@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexPlan(Plan):
+class IndexPlan(BuildPlan):
     """The plan of the build of an index."""
 
     bare_sql: str  # the statement that describes the stand-in as a table without the index
@@ -61,7 +61,7 @@ class IndexPlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class SearchPlan(Plan):
+class SearchPlan(BuildPlan):
     """The plan of the build of an FTS5 index on the rows of a table."""
 
     near: str  # the query for the next rows from a given rowid on, in order
@@ -79,22 +79,22 @@ class CreateIndex:
     names: frozenset[str]  # the words in ``tail`` that may name a column, folded
 
 
-def makes_index(steps: Sequence[Step]) -> bool:
+def makes_index(steps: Sequence[SchemaStep]) -> bool:
     """Return whether a change of the schema is one statement that makes an index."""
     return parse_create_index(*only_statement(steps)) is not None
 
 
-def makes_search(steps: Sequence[Step]) -> bool:
+def makes_search(steps: Sequence[SchemaStep]) -> bool:
     """Return whether a schema change makes an FTS5 index on a table's rows, and has otherwise only quick steps."""
     return bool(_content(*_search_statement(steps)))
 
 
-def _search_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
+def _search_statement(steps: Sequence[SchemaStep]) -> tuple[str, list[SqlToken]]:
     """Return the first statement of a change, and its tokens; ``("", [])`` unless all later ones are quick."""
     return only_statement(steps[:1]) if all(map(_is_quick, steps[1:])) else ("", [])
 
 
-def _is_quick(step: Step) -> bool:
+def _is_quick(step: SchemaStep) -> bool:
     """Return whether a step makes or drops a trigger or a view, or sets ``user_version`` or ``application_id``."""
     words = only_statement([step])[1]
     if not words or kind_of(step.sql) != SCHEMA:
@@ -102,7 +102,7 @@ def _is_quick(step: Step) -> bool:
     return words[0].is_word("PRAGMA") or words[1].is_word("TRIGGER", "VIEW")
 
 
-def _content(sql: str, found: list[Token]) -> str:
+def _content(sql: str, found: list[SqlToken]) -> str:
     """Return the content table of the FTS5 index that a statement makes; empty if it makes none."""
     if len(found) < 6 or not (found[0].is_word("CREATE") and found[1].is_word("VIRTUAL")):
         return ""
@@ -110,7 +110,7 @@ def _content(sql: str, found: list[Token]) -> str:
     return virtual.content if virtual.module == FTS5 and not virtual.why_not_replicated else ""
 
 
-def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan | None:
+def plan_build(steps: Sequence[SchemaStep], tables: Tables, prepare: Prepare) -> BuildPlan | None:
     """Return the plan of an online build; None if the change has other parts than one index, or cannot be built online.
 
     Args:
@@ -130,7 +130,7 @@ def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan 
     return try_plan(prepare, lambda trial: _planned(trial, sql, words, table, text))
 
 
-def parse_create_index(sql: str, found: list[Token]) -> CreateIndex | None:
+def parse_create_index(sql: str, found: list[SqlToken]) -> CreateIndex | None:
     """Return the parts of a CREATE INDEX; None for any other text. ``found`` are the tokens of the text."""
     is_unique = len(found) > 1 and found[1].is_word("UNIQUE")
     at = 1 + is_unique
@@ -156,7 +156,7 @@ def parse_create_index(sql: str, found: list[Token]) -> CreateIndex | None:
     return CreateIndex(is_unique, name, sql[opening.end : found[end].start], where, sql[opening.start : last], names)
 
 
-def _closing(found: list[Token], opening: int) -> int | None:
+def _closing(found: list[SqlToken], opening: int) -> int | None:
     depth = 0
     for place in range(opening, len(found)):
         depth += (found[place].text == "(") - (found[place].text == ")")
@@ -166,7 +166,7 @@ def _closing(found: list[Token], opening: int) -> int | None:
 
 
 def _planned(
-    trial: apsw.Connection, statement: str, words: CreateIndex, table: Table, table_sql: str
+    trial: apsw.Connection, statement: str, words: CreateIndex, table: CapturedTable, table_sql: str
 ) -> IndexPlan | None:
     trial.execute(table_sql)
     trial.execute(statement)
@@ -209,14 +209,14 @@ def _planned(
     )  # fmt: skip
 
 
-def _plan_search(sql: str, table: Table | None, tables: Tables, prepare: Prepare) -> SearchPlan | None:
+def _plan_search(sql: str, table: CapturedTable | None, tables: Tables, prepare: Prepare) -> SearchPlan | None:
     if table is None:
         return None
     text = tables.definitions.text_of(table.name)
     return try_plan(prepare, lambda trial: _planned_search(trial, sql, table, text))
 
 
-def _planned_search(trial: apsw.Connection, statement: str, table: Table, table_sql: str) -> SearchPlan | None:
+def _planned_search(trial: apsw.Connection, statement: str, table: CapturedTable, table_sql: str) -> SearchPlan | None:
     trial.execute(table_sql)
     trial.execute(statement)
     ((name, sql),) = trial.execute("SELECT name, sql FROM sqlite_schema WHERE rootpage = 0").fetchall()
@@ -244,7 +244,7 @@ def _described(trial: apsw.Connection, table: str, column: str) -> str:
     return f"{quote(column)} {kind or ''} COLLATE {quote(collation or 'BINARY')}"
 
 
-def only_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
+def only_statement(steps: Sequence[SchemaStep]) -> tuple[str, list[SqlToken]]:
     """Return the only statement of a schema change, and its tokens up to the semicolon; ``("", [])`` if it has more."""
     if len(steps) != 1 or steps[0].kind != DO or steps[0].told:
         return "", []
@@ -257,7 +257,7 @@ def only_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
     return steps[0].sql, found
 
 
-def table_with_rowids(tables: Tables, name: str) -> Table | None:
+def table_with_rowids(tables: Tables, name: str) -> CapturedTable | None:
     """Return a table; None if none has this name, or if its rows have no rowid that can be named."""
     names = tables.names([folded(name)])
     table = tables.by_name[names[0]] if names else None
@@ -266,7 +266,7 @@ def table_with_rowids(tables: Tables, name: str) -> Table | None:
 
 def try_plan(prepare: Prepare, plan: Callable[[apsw.Connection], P | None]) -> P | None:
     """Return a plan made in an empty database in memory; None if SQLite refuses a part of it there."""
-    trial = Connection(":memory:")
+    trial = ModuleConnection(":memory:")
     try:
         prepare(trial)
         return plan(trial)

@@ -41,7 +41,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FileSpace:
     """The size and the free space of a node's file, in pages."""
 
     free: int  # number of free pages
@@ -201,7 +201,7 @@ class Journal:
         self._write(pruning.remove, self._db, dict(upto), most, most_bytes)
         self.horizon = Txid(*pruning.horizon(self._db))
 
-    def next_run(self, clock: int) -> packing.Run | None:
+    def next_run(self, clock: int) -> packing.PackRun | None:
         """Return the next entries to pack, up to a clock; see ``packing.next_run``. ``pack`` has to follow.
 
         The last entry of a timeline is not packed.
@@ -214,10 +214,10 @@ class Journal:
         self._write(packing.write, self._db, pack)
 
     @property
-    def room(self) -> Room:
+    def room(self) -> FileSpace:
         """The free and all pages of the file."""
         free, pages = (int(self._db.pragma(name)) for name in ("freelist_count", "page_count"))
-        return Room(free, pages, can_shrink=self._db.pragma("auto_vacuum") == INCREMENTAL)
+        return FileSpace(free, pages, can_shrink=self._db.pragma("auto_vacuum") == INCREMENTAL)
 
     def shrink(self, pages: int) -> None:
         """Return ``pages`` free pages to the disk, by moving pages from the file's end into them, in the open batch.

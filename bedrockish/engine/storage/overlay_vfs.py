@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import apsw
 
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 
 _WAL_HEADER, _FRAME_HEADER = 32, 24  # lengths in bytes
 _SALT_AT, _SALT_BYTES = 16, 8  # the salts in the WAL's header, which change each time the WAL restarts
@@ -41,7 +41,7 @@ _frame_pages: "weakref.WeakValueDictionary[tuple[int, int, int], FramePages]" = 
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class FileState:
     """A state of the file, right after a commit."""
 
     frames: int  # how many frames of the WAL belong to the state
@@ -100,7 +100,7 @@ class Frames:
         self._count = 0
         self._places: dict[int, int] = {}  # page -> offset of its content
 
-    def move(self, moment: Moment) -> None:
+    def move(self, moment: FileState) -> None:
         """Move to a later moment, and find the pages that its new frames contain."""
         if moment.salt != self._salt or moment.frames < self._count:
             self._salt, self._count = moment.salt, 0
@@ -125,7 +125,7 @@ class Frames:
         return None
 
 
-class Written:
+class WrittenPages:
     """The written pages: up to ``MEMORY_BYTES`` in memory, and the others in a temporary file without a name."""
 
     def __init__(self, page_bytes: int) -> None:
@@ -202,14 +202,14 @@ class OverlayFile(apsw.VFSFile):
         super().__init__(base, name, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
         self._frames = Frames(wal, page_bytes)
         self._page_bytes = page_bytes
-        self._written = Written(page_bytes)
+        self._written = WrittenPages(page_bytes)
         self._pages = self._pages_now = 0
         self._version = b""
         self._commits = 0
         self.limit_bytes: float = float("inf")  # bound on written pages; beyond it, the disk counts as full
         self.was_full = False
 
-    def move(self, moment: Moment, pages: int) -> None:
+    def move(self, moment: FileState, pages: int) -> None:
         """Show another moment, at which the database has ``pages`` pages; drop the written pages."""
         self._frames.move(moment)
         self._written.clear()
@@ -313,7 +313,7 @@ class Overlay(apsw.VFS):
     def connect(self, start: Callable[[OverlayFile], None]) -> apsw.Connection:
         """Return the connection; ``start`` moves the file to a moment before anything is read."""
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
-        db = Connection(self._path, flags=flags, vfs=self._own, statementcachesize=256)
+        db = ModuleConnection(self._path, flags=flags, vfs=self._own, statementcachesize=256)
         try:
             assert self.file is not None
             start(self.file)

@@ -20,7 +20,7 @@ from bedrockish.engine.storage.rename_copy import replace_file
 from bedrockish.engine.storage.scratch_files import MOMENT, check_room, remove, size_of
 from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import ConfigError, DamagedError
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 from bedrockish_journal.verify.replay import Prepare
 
 _INDEXES = "type = 'index' AND sql IS NOT NULL"
@@ -44,16 +44,16 @@ def rebuild(source: apsw.Connection, target: Path, prepare: Prepare, go_on: GoOn
         remove(bare, target)
         check_room(target, 2 * size_of(source))
         copy_file(source, bare, go_on)
-        with closing(Connection(str(bare))) as db:
+        with closing(ModuleConnection(str(bare))) as db:
             db.pragma("journal_mode", "delete")
             with db:
                 made: list[Any] = db.execute(f"SELECT sql FROM sqlite_schema WHERE {_INDEXES}").fetchall()
                 db.pragma("writable_schema", 1)
                 db.execute(f"DELETE FROM sqlite_schema WHERE {_INDEXES}")
-        with closing(Connection(str(bare))) as db:
+        with closing(ModuleConnection(str(bare))) as db:
             begin(db)
             db.execute("VACUUM INTO ?", (str(target),))  # a plain VACUUM may renumber rowids
-        with closing(Connection(str(target))) as db:
+        with closing(ModuleConnection(str(target))) as db:
             begin(db)
             with db:
                 for (sql,) in made:
@@ -82,7 +82,7 @@ def rebuild_in_place(database: str | os.PathLike[str], prepare: Prepare, go_on: 
     path, target = Path(database).resolve(), refill_path(database)
     lock = FileLock(path)
     try:
-        with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+        with closing(ModuleConnection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
             db.set_busy_timeout(RECOVERY_MS)
             if db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)[0] > 0:
                 raise ConfigError(f"{path} is read by another program; close it there")

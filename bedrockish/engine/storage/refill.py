@@ -28,7 +28,7 @@ from bedrockish_journal.model.vector import Vector, covers
 from bedrockish_journal.storage.pruning import FORGOTTEN_KEY, MEMBERS_KEY
 from bedrockish_journal.storage.store import applied, find_txid, open_database, open_readonly, reading
 from bedrockish_journal.storage.table_layout import quote
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 from bedrockish_journal.verify.replay import Prepare, digest, replay
 from bedrockish_journal.verify.tables import why_not_whole
 
@@ -84,7 +84,7 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare,
         replay([database], target, prepare=begin)
     except apsw.CorruptError as error:
         raise DamagedError(f"{database} is damaged: {error}") from error
-    db = Connection(str(target))
+    db = ModuleConnection(str(target))
     try:
         begin(db)
         db.execute("ATTACH ? AS old", (str(Path(database).resolve()),))
@@ -174,7 +174,7 @@ def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[s
         DamagedError: SQLite finds a fault in the copy.
         ConfigError: the copy lacks commits of ``vector``.
     """
-    db = Connection(str(copy))
+    db = ModuleConnection(str(copy))
     try:
         watched(lambda _: None, go_on)(db)
         faults = [str(text) for (text,) in db.execute("PRAGMA integrity_check(5)")]
@@ -210,7 +210,7 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
     path = Path(database).resolve()
     try:
         meta, votes, pieces, has = _read_own(path)
-        with closing(Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+        with closing(ModuleConnection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
             db.pragma("journal_mode", "delete")  # leaves a single file, without a log
             if not covers(applied(db), has):
                 raise ConfigError(f"{copy} lacks commits that {path} has")
@@ -227,7 +227,7 @@ def _read_own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[st
 
     A log left next to the new file would be taken for that file's log.
     """
-    with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+    with closing(ModuleConnection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
         db.set_busy_timeout(5_000)
         db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
         meta = {key: value for key, value in system.meta_under(db, "").items() if not key.startswith(OF_THE_DATA)}

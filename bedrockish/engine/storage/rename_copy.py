@@ -23,8 +23,8 @@ from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.store import applied
 from bedrockish_journal.storage.table_layout import quote
-from bedrockish_journal.storage.vector_modules import Connection
-from bedrockish_journal.verify.new_file import Claim, why_not_new
+from bedrockish_journal.storage.vector_modules import ModuleConnection
+from bedrockish_journal.verify.new_file import NewFileLock, why_not_new
 
 
 def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | None = None) -> None:
@@ -73,7 +73,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
     """
     compact = copy.with_name(copy.name + ".compact")
     try:
-        with closing(Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+        with closing(ModuleConnection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
             if not system.exists(db):
                 raise ConfigError(f"{copy} is not a copy of a node's file")
             vector = applied(db)
@@ -114,7 +114,7 @@ def claimed(path: Path) -> Iterator[None]:
         ConfigError: the path exists, another process writes it, or its folder cannot be written.
     """
     try:
-        claim = Claim(path)
+        claim = NewFileLock(path)
     except JournalFileError as error:
         raise ConfigError(str(error)) from error
     try:

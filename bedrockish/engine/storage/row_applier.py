@@ -15,10 +15,10 @@ from operator import attrgetter, itemgetter
 
 import apsw
 
-from bedrockish.access_sets.table_layout import Table, Tables
+from bedrockish.access_sets.table_layout import CapturedTable, Tables
 from bedrockish.engine.derived.index_keeper import IndexKeeper
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
-from bedrockish.engine.storage.staged_changes import Run, StagedChanges
+from bedrockish.engine.storage.staged_changes import ChangeRun, StagedChanges
 from bedrockish.errors import DamagedError, EntryMismatchError
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, Value, same_value
 from bedrockish_journal.model.entry import Entry
@@ -57,7 +57,7 @@ class RowApplier:
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._change = db.cursor().execute  # one cursor for all rows: a new one costs half as much as changing a row
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, CapturedTable] = {}
         self.indexes = IndexKeeper(db)  # updates the FTS5 indexes on the rows of tables
         self._texts: dict[tuple[str, str, int], tuple[str, tuple[int, ...]]] = {}
         self._compared: dict[str, str] = {}
@@ -138,7 +138,7 @@ class RowApplier:
         db.execute("RELEASE piece")
         return fit
 
-    def _apply_run(self, staged: StagedChanges, run: Run) -> bool:
+    def _apply_run(self, staged: StagedChanges, run: ChangeRun) -> bool:
         """Make the changes of a run; return whether as many rows have changed as the run has changes."""
         db = self._db
         text = staged.statement(run)
@@ -183,7 +183,7 @@ class RowApplier:
                     return f"row {tuple(_address(table, other))!r} of {name} differs here or is missing"
         return ""
 
-    def _are_as_before(self, table: Table, changes: list[Change]) -> bool:
+    def _are_as_before(self, table: CapturedTable, changes: list[Change]) -> bool:
         """Return whether the old rows of changes to one table equal this node's rows."""
         text = self._compared.get(table.name)
         if text is None:
@@ -293,7 +293,7 @@ class RowApplier:
                 rows = [(*row, one.rowid) for row, one in zip(rows, some, strict=True)]
             yield text, rows
 
-    def _switch_off_for(self, table: Table) -> None:
+    def _switch_off_for(self, table: CapturedTable) -> None:
         """Switch off the table's triggers, foreign keys and CHECKs."""
         if table.active:
             self.switch_off()
@@ -316,7 +316,7 @@ class RowApplier:
         if edits:
             self.indexes.after(edits)
 
-    def _table_of(self, change: Change) -> Table:
+    def _table_of(self, change: Change) -> CapturedTable:
         """Return the table of a change, whose triggers, foreign keys and CHECKs are off from now on."""
         table = self._tables.get(change.table)
         if table is None or table.columns != change.columns:
@@ -324,7 +324,7 @@ class RowApplier:
         self._switch_off_for(table)
         return table
 
-    def _values(self, table: Table, change: Change) -> tuple[str, list[Value]]:
+    def _values(self, table: CapturedTable, change: Change) -> tuple[str, list[Value]]:
         """Return the statement that makes a change of a table, and its parameters."""
         if change.op == INSERT:
             assert change.after is not None
@@ -377,7 +377,7 @@ class RowApplier:
             found=found,
         )
 
-    def _found(self, table: Table, change: Change) -> Row | None:
+    def _found(self, table: CapturedTable, change: Change) -> Row | None:
         """Return this node's row under the key of a change, or None; a text that is not UTF-8 is returned as bytes."""
         rest = f"FROM {quote(table.name)} WHERE {_at_address(table)}"
         found = next(select(self._db, [*map(quote, table.columns)], rest, _address(table, change)), None)
@@ -407,7 +407,7 @@ def _by_table(changes: Iterable[Change]) -> dict[str, list[Change]]:
     return found
 
 
-def _not_written(table: Table, changes: list[Change], written: set[object]) -> list[Change]:
+def _not_written(table: CapturedTable, changes: list[Change], written: set[object]) -> list[Change]:
     """Return the changes whose old rows no earlier change has written; add the rows that they write to ``written``."""
     if table.rowid is None:
         wanted = []
@@ -443,7 +443,7 @@ def changed_mask(before: Row, after: Row) -> int:
     return mask
 
 
-def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
+def _text(table: CapturedTable, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
     """Return a statement, and the positions in the row of its first parameters.
 
     The last parameters of an UPDATE or DELETE are the address of the old row (``_address``) and all its values.
@@ -469,14 +469,14 @@ def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
     return f"UPDATE OR ABORT {name} SET {', '.join(sets)} WHERE {where}", places
 
 
-def _at_address(table: Table) -> str:
+def _at_address(table: CapturedTable) -> str:
     """Return the condition for the row at an address, which SQLite finds by its key."""
     if table.rowid is None:
         return all_of([f"{quote(table.columns[place])} = ?" for place in table.key])
     return f"{table.rowid} = ?"
 
 
-def _address(table: Table, change: Change) -> list[Value]:
+def _address(table: CapturedTable, change: Change) -> list[Value]:
     """Return the rowid or primary key of a change's old row; for an INSERT, of the new row."""
     if table.rowid is not None:
         return [change.rowid]
@@ -485,18 +485,18 @@ def _address(table: Table, change: Change) -> list[Value]:
     return [row[place] for place in table.key]
 
 
-def _equals_old(table: Table) -> str:
+def _equals_old(table: CapturedTable) -> str:
     """Return the condition that each column equals its old value byte by byte, under any collation."""
     # The unary plus prevents SQLite's search for an index, which takes seconds for 2,000 key columns.
     return f"({all_of([f'+{quote(column)} COLLATE BINARY IS ?' for column in table.columns])})"
 
 
-def _key(table: Table | None, change: Change) -> Sequence[Value] | None:
+def _key(table: CapturedTable | None, change: Change) -> Sequence[Value] | None:
     return tuple(_address(table, change)) if table is not None else change.before or change.after
 
 
 def _differences(
-    table: Table, before: Row | None, found: Row | None
+    table: CapturedTable, before: Row | None, found: Row | None
 ) -> tuple[dict[str, str] | None, dict[str, str] | None]:
     """Return the values of the columns that differ, as texts, on each side; None for a side without a row."""
     places = range(len(table.columns))

@@ -12,7 +12,7 @@ from bedrockish.engine.storage.index_build import Build
 from bedrockish.engine.storage.stand_in import remove_leftovers
 from bedrockish.errors import DamagedError
 from bedrockish.sqltext.statement_ends import first_word
-from bedrockish_journal.model.changes import Step, decode_statements, decode_steps
+from bedrockish_journal.model.changes import SchemaStep, decode_statements, decode_steps
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage import schema_history as schema
@@ -66,7 +66,7 @@ class Versions:
         self._write(self._activate, txid, build)
         return schema.standing(self._db, txid).failure
 
-    def standing(self, txid: Txid) -> schema.Standing:
+    def standing(self, txid: Txid) -> schema.SchemaStanding:
         """Return whether a schema change is scheduled, active or failed at this node, and why it failed."""
         return schema.standing(self._db, txid)
 
@@ -81,7 +81,7 @@ class Versions:
         remove_leftovers(self._db)
         self._change(steps)
 
-    def _move_build(self, build: Build, rest: list[Step]) -> bool:
+    def _move_build(self, build: Build, rest: list[SchemaStep]) -> bool:
         """Put a build's result in place of the change's first statement, and run the ``rest``.
 
         Return whether that succeeded; if not, nothing is changed.
@@ -100,7 +100,7 @@ class Versions:
         db.execute("RELEASE built")
         return is_done
 
-    def _change(self, steps: list[Step]) -> str:
+    def _change(self, steps: list[SchemaStep]) -> str:
         self._switch_on()
         try:
             with self._changed_tables() as changed:

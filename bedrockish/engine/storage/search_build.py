@@ -20,7 +20,7 @@ from bedrockish.engine.storage.stand_in import REFUSALS, Writable, describe, roo
 from bedrockish_journal.model.changes import Row
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.table_layout import quote
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 
 TRIED = 256  # rows that are indexed in a trial, to estimate how long the whole build would take
 FIRST, LAST = -(1 << 63), (1 << 63) - 1
@@ -43,7 +43,7 @@ def estimate_seconds(db: apsw.Connection, plan: SearchPlan, prepare: Prepare, bu
     rows: list[Any] = []
     for place in range(TRIED if count else 0):
         rows += db.execute(f"{plan.near} LIMIT 1", (least + (most - least) * place // TRIED,)).fetchall()
-    with closing(Connection(":memory:")) as trial:
+    with closing(ModuleConnection(":memory:")) as trial:
         prepare(trial)
         trial.execute(plan.stand_in_sql)
         began = busy()

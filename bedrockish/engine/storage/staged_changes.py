@@ -20,7 +20,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.system_names import PREFIX
-from bedrockish.access_sets.table_layout import Table, Tables
+from bedrockish.access_sets.table_layout import CapturedTable, Tables
 from bedrockish.engine.sqlite.bind import INT_MAX, INT_MIN
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, count_changes, decode_change_rows, same_value
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -41,10 +41,10 @@ class _NotForAllError(Exception):
 
 
 @dataclass(slots=True)
-class Run:
+class ChangeRun:
     """Changes of one kind in one table that follow each other."""
 
-    table: Table  # the table whose rows change
+    table: CapturedTable  # the table whose rows change
     op: str  # INSERT, UPDATE or DELETE
     name: str  # name of the in-memory table that has the changes
     fill: str  # the statement that puts one change into the in-memory table
@@ -61,7 +61,7 @@ class StagedChanges:
         # ``changes``: the encoded changes.
         # ``version``: version of the schema for which the changes are unpacked.
         self.changes, self.version = changes, version
-        self.runs: list[Run] = []  # the changes, in order
+        self.runs: list[ChangeRun] = []  # the changes, in order
         self.fits = True  # False once the changes did not fit the tables; they are then applied one by one
         number = next(_numbers)
         self._attached = f"{_NAME}_{number}"
@@ -93,7 +93,7 @@ class StagedChanges:
 
     # -- statements ------------------------------------------------------------------------------------------------
 
-    def statement(self, run: Run) -> str:
+    def statement(self, run: ChangeRun) -> str:
         """Return the statement that makes the changes of a run."""
         table, source = run.table, self.source(run)
         name = quote(table.name)
@@ -117,20 +117,20 @@ class StagedChanges:
         found = f"{name}.{table.rowid} = +{_NAME}.k AND {_equals_old(table)}"
         return f"UPDATE OR ROLLBACK {name} SET {sets} FROM {source} AS {_NAME} WHERE {found}"
 
-    def source(self, run: Run) -> str:
+    def source(self, run: ChangeRun) -> str:
         """Return the table that has the rowids of a run, in the column k."""
         return f"{self._attached}.{run.name}"
 
-    def range_delete(self, run: Run) -> str:
+    def range_delete(self, run: ChangeRun) -> str:
         """Return the statement that deletes all rows from a run's first to its last, which must all be in the run."""
         return f"DELETE FROM {quote(run.table.name)} WHERE {_between(run)}"
 
-    def count_between(self, run: Run) -> str:
+    def count_between(self, run: ChangeRun) -> str:
         """Return the query that counts a table's rows from a run's first to its last, and stops at one too many."""
         some = f"SELECT 1 FROM {quote(run.table.name)} WHERE {_between(run)} LIMIT {run.changes + 1}"
         return f"SELECT count(*) FROM ({some})"
 
-    def count(self, run: Run) -> str:
+    def count(self, run: ChangeRun) -> str:
         """Return the query that counts how many of a run's old rows are in its table."""
         table, source = run.table, self.source(run)
         name = quote(table.name)
@@ -139,7 +139,7 @@ class StagedChanges:
 
     # -- unpacking -------------------------------------------------------------------------------------------------
 
-    def _fill(self, tables: dict[str, Table]) -> None:
+    def _fill(self, tables: dict[str, CapturedTable]) -> None:
         heads, pieces = decode_change_rows(self.changes)
         for piece in pieces:
             if {*map(len, piece)} != {6}:
@@ -151,7 +151,7 @@ class StagedChanges:
                     raise _NotForAllError
                 self._add(self._run(table, op), [*some])
 
-    def _run(self, table: Table, op: str) -> Run:
+    def _run(self, table: CapturedTable, op: str) -> ChangeRun:
         if self.runs and self.runs[-1].table is table and self.runs[-1].op == op:
             return self.runs[-1]
         if len(self.runs) == RUNS_MAX or 2 * len(table.columns) > COLUMNS_MAX or op not in (INSERT, UPDATE, DELETE):
@@ -161,11 +161,11 @@ class StagedChanges:
         names += [] if op == DELETE else [f"a{place}" for place in table.writable]
         name = f"{PREFIX}run_{len(self.runs)}"
         self._db.execute(f"CREATE TABLE {name}({', '.join(names)})")
-        run = Run(table, op, name, f"INSERT INTO {name} VALUES (?{', ?' * (len(names) - 1)})")
+        run = ChangeRun(table, op, name, f"INSERT INTO {name} VALUES (?{', ?' * (len(names) - 1)})")
         self.runs.append(run)
         return run
 
-    def _add(self, run: Run, rows: Sequence[Sequence[Any]]) -> None:
+    def _add(self, run: ChangeRun, rows: Sequence[Sequence[Any]]) -> None:
         """Add changes to a run. Each is a list: table's number, op, rowid, rowid after, row before, row after."""
         columns, writable = len(run.table.columns), run.table.writable
         rowids, before, after = ([row[place] for row in rows] for place in (2, 4, 5))
@@ -273,14 +273,14 @@ class StagedStore:
             self.drop(changes)
 
 
-def _equals_old(table: Table) -> str:
+def _equals_old(table: CapturedTable) -> str:
     """Return the condition that each column equals its old value byte by byte, under any collation."""
     name = quote(table.name)
     terms = [f"{name}.{quote(column)} COLLATE BINARY IS {_NAME}.b{place}" for place, column in enumerate(table.columns)]
     return all_of(terms)
 
 
-def _between(run: Run) -> str:
+def _between(run: ChangeRun) -> str:
     """Return the condition for rows from the first of a run to the last."""
     return f"{run.table.rowid} BETWEEN {run.first} AND {run.last}"
 

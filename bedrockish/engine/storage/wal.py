@@ -16,7 +16,7 @@ import apsw
 from bedrockish.common.durable_files import sync
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lacks_room
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 
 PRIVATE = 0o600  # the mode of the files of a database: only the owner may read and write
 FRAME_BYTES = 24 + 4096
@@ -363,7 +363,7 @@ def changing(copy: Path, task: str = "be finished", again: str = "try again") ->
         ConfigError: the copy is not a database, or cannot be written.
     """
     try:
-        with closing(Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+        with closing(ModuleConnection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
             yield db
         sync(copy)
     except (apsw.Error, OSError) as error:

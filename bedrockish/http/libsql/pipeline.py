@@ -17,9 +17,9 @@ import trio
 
 from bedrockish.api.json_forms import read_json, write_json
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
-from bedrockish.http.libsql.session import DeclaredTypes, Session
+from bedrockish.http.libsql.session import DeclaredTypes, LibsqlSession
 from bedrockish.http.libsql.structures import ResultUnsayableError, has_infinity, write_error
-from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, lines_reply
+from bedrockish.http.messages import JSON, NOT_KEPT, HttpReply, HttpRequest, lines_reply
 from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import RULE, Owner, caller_of, has_room
 
@@ -28,15 +28,15 @@ STREAMS_MAX = 1_000
 REQUESTS_MAX = 1_000  # the most requests of one pipeline
 INFINITE = ResultUnsayableError()
 
-Body = Callable[[Request], Awaitable[bytes]]
-Handler = Callable[[Request], Awaitable[Reply]]
+Body = Callable[[HttpRequest], Awaitable[bytes]]
+Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
 @dataclass
-class Kept:
+class OpenStream:
     """A stream between two calls of its client."""
 
-    session: Session  # the stream
+    session: LibsqlSession  # the stream
     credentials: bytes  # the digest of its caller's credentials; only that caller may continue the stream
     caller: str  # the user or the address whose share of streams it uses
 
@@ -46,7 +46,7 @@ class Pipelines:
 
     def __init__(self, node: Runtime, declared: DeclaredTypes, body: Body) -> None:
         self._node, self._declared, self._body = node, declared, body
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, OpenStream] = {}
         self._expiries: deque[tuple[float, str]] = deque()  # each baton, with its time to expire
 
     def routes(self) -> dict[tuple[str, str], Handler]:
@@ -61,7 +61,7 @@ class Pipelines:
     def _alone(self, kind: str) -> Handler:
         """Return the endpoint of version 1 for a single request, which opens a stream and closes it."""
 
-        async def alone(request: Request) -> Reply:
+        async def alone(request: HttpRequest) -> HttpReply:
             session = self._new(request)
             session.memory, session.ends = request.memory, True
             try:
@@ -76,7 +76,7 @@ class Pipelines:
 
     # -- pipelines -------------------------------------------------------------------------------------------------
 
-    async def _pipeline(self, request: Request) -> Reply:
+    async def _pipeline(self, request: HttpRequest) -> HttpReply:
         try:
             asked = await self._read(request)
             requests = asked.get("requests")
@@ -101,7 +101,7 @@ class Pipelines:
 
     # -- cursors ---------------------------------------------------------------------------------------------------
 
-    async def _cursor(self, request: Request) -> Reply:
+    async def _cursor(self, request: HttpRequest) -> HttpReply:
         try:
             asked = await self._read(request)
             kept = self._take(request, asked.get("baton"))
@@ -115,7 +115,7 @@ class Pipelines:
             return _failed(error)
         return lines_reply(self._lines(kept, entries), JSON)
 
-    async def _lines(self, kept: Kept, entries: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
+    async def _lines(self, kept: OpenStream, entries: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
         """Yield the lines of a cursor's answer. Its baton is valid as soon as the last line leaves."""
         baton, is_kept = secrets.token_urlsafe(24), False
         line = write_json({"baton": baton, "base_url": None}) + b"\n"
@@ -135,19 +135,19 @@ class Pipelines:
 
     # -- batons ----------------------------------------------------------------------------------------------------
 
-    def _new(self, request: Request) -> Session:
-        session = Session(self._node, self._declared, request.address)
+    def _new(self, request: HttpRequest) -> LibsqlSession:
+        session = LibsqlSession(self._node, self._declared, request.address)
         session.user = request.user
         return session
 
-    async def _read(self, request: Request) -> dict[str, Any]:
+    async def _read(self, request: HttpRequest) -> dict[str, Any]:
         request.ends_with_caller = True
         found = read_json(await self._body(request))
         if not isinstance(found, dict):
             raise UsageError("the body should be a JSON object")
         return found
 
-    def _take(self, request: Request, baton: object) -> Kept:
+    def _take(self, request: HttpRequest, baton: object) -> OpenStream:
         """Remove and return the stream of a baton, or return a new stream; the call owns it until ``_keep``."""
         self._close_idle()
         credentials = sha256(request.headers.get("authorization", "").encode()).digest()
@@ -158,7 +158,7 @@ class Pipelines:
                     f"the node has {len(self._kept)} open streams; its limit is {STREAMS_MAX}, of which {RULE}: close "
                     "some, or try again"
                 )
-            return Kept(self._new(request), credentials, caller)
+            return OpenStream(self._new(request), credentials, caller)
         if not isinstance(baton, str):
             raise UsageError("baton should be a text or null")
         kept = self._kept.get(baton)
@@ -170,7 +170,7 @@ class Pipelines:
         del self._kept[baton]
         return kept
 
-    def _keep(self, kept: Kept, baton: str = "") -> str | None:
+    def _keep(self, kept: OpenStream, baton: str = "") -> str | None:
         """Keep a stream for its next call, and return the baton for it; None if it is closed."""
         if kept.session.closed:
             return None
@@ -202,7 +202,7 @@ def is_last_work(following: Sequence[Mapping[str, Any]]) -> bool:
     return len(kinds) < len(following) and all(kind in harmless for kind in kinds)
 
 
-async def _answer(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
+async def _answer(session: LibsqlSession, asked: dict[str, Any]) -> dict[str, Any]:
     """Return a stream's answer to one request; raise if it has an infinite number, which JSON lacks."""
     response = await session.answer(asked)
     result = response.get("result", {})
@@ -211,7 +211,7 @@ async def _answer(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
     return response
 
 
-async def _answered(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
+async def _answered(session: LibsqlSession, asked: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"type": "ok", "response": await _answer(session, asked)}
     except BedrockishError as error:
@@ -220,13 +220,13 @@ async def _answered(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
         return {"type": "error", "error": write_error(session.failed(unexpected))}
 
 
-def _reply(body: dict[str, Any], status: int = 200) -> Reply:
-    return Reply(write_json(body), status, {"content-type": JSON, **NOT_KEPT})
+def _reply(body: dict[str, Any], status: int = 200) -> HttpReply:
+    return HttpReply(write_json(body), status, {"content-type": JSON, **NOT_KEPT})
 
 
-def _failed(error: BedrockishError) -> Reply:
+def _failed(error: BedrockishError) -> HttpReply:
     return _reply(write_error(error), 503 if isinstance(error, UnavailableError) else 400)
 
 
-async def _supported(_request: Request) -> Reply:
-    return Reply()
+async def _supported(_request: HttpRequest) -> HttpReply:
+    return HttpReply()

@@ -18,8 +18,8 @@ from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.http.libsql.structures import (
+    BatchStep,
     Json,
-    Step,
     Texts,
     holds,
     read_batch,
@@ -77,7 +77,7 @@ class DeclaredTypes:
         return self._known[key]
 
 
-class Session:
+class LibsqlSession:
     """One stream. The caller sends its requests one after the other.
 
     Why so large: The protocol keeps this state for its stream: settings of a connection, an open transaction, texts and
@@ -400,7 +400,7 @@ class Session:
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
-    async def _batch(self, steps: Sequence[Step]) -> dict[str, Any]:
+    async def _batch(self, steps: Sequence[BatchStep]) -> dict[str, Any]:
         results: list[Any] = [None] * len(steps)
         errors: list[Any] = [None] * len(steps)
         current: dict[str, Any] = {}
@@ -427,7 +427,7 @@ class Session:
         """
         return self.entries(read_batch(asked, self._texts))
 
-    async def entries(self, steps: Sequence[Step], *, streamed: bool = True) -> AsyncGenerator[dict[str, Any]]:
+    async def entries(self, steps: Sequence[BatchStep], *, streamed: bool = True) -> AsyncGenerator[dict[str, Any]]:
         """Run the steps of a batch, one after the other, and yield the entries of their results as they are read.
 
         Args:
@@ -466,7 +466,7 @@ class Session:
                 yield {"type": "step_error", "step": place, "error": write_error(self.failed(unexpected))}
                 return
 
-    async def _whole(self, place: int, step: Step, result: Result) -> list[dict[str, Any]]:
+    async def _whole(self, place: int, step: BatchStep, result: Result) -> list[dict[str, Any]]:
         types = await self._types(step.statement.sql) if result.columns else []
         rows = result.rows if step.want_rows else []
         return [
@@ -496,7 +496,7 @@ class Session:
         finally:
             streams.end(stream, UnavailableError("the reader has gone"))
 
-    async def _at_once(self, steps: Sequence[Step], inner: range) -> list[dict[str, Any]] | None:
+    async def _at_once(self, steps: Sequence[BatchStep], inner: range) -> list[dict[str, Any]] | None:
         """Run a batch that is a whole transaction as one request, which the node may run again.
 
         Return its entries; None if a statement is wrong: then nothing happened, and the caller runs the steps one by
@@ -540,7 +540,7 @@ def parse_begin(sql: str) -> control.Control | None:
     return found if found is not None and found.kind in (control.BEGIN, control.COMMIT, control.ROLLBACK) else None
 
 
-def whole_transaction(steps: Sequence[Step]) -> range | None:
+def whole_transaction(steps: Sequence[BatchStep]) -> range | None:
     """Return the indexes of the statements in a batch that is one whole transaction; None for another batch.
 
     Such a batch is BEGIN, then statements that each run if the step before succeeded, then COMMIT under the same

@@ -43,7 +43,7 @@ class ResultUnsayableError(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BatchStep:
     """One step of a batch: a statement, and whether its rows are wanted."""
 
     statement: Statement
@@ -171,7 +171,7 @@ def has_infinity(result: Json) -> bool:
     return any(v["type"] == "float" and math.isinf(v["value"]) for row in result["rows"] for v in row)
 
 
-def read_step(asked: object, texts: Texts, where: str = "stmt") -> Step:
+def read_step(asked: object, texts: Texts, where: str = "stmt") -> BatchStep:
     """Return the step of a statement object.
 
     Raises:
@@ -192,10 +192,10 @@ def read_step(asked: object, texts: Texts, where: str = "stmt") -> Step:
             name = _field(one, "name", str, where=f"{where}.named_args[{place}]")
             params[name[1:] if name[:1] in (":", "@", "$") else name] = read_value(one.get("value"), f"{where}: {name}")
     want_rows = _field(asked, "want_rows", bool, where=where, default=True)
-    return Step(Statement(texts.text(asked, where), params), want_rows)
+    return BatchStep(Statement(texts.text(asked, where), params), want_rows)
 
 
-def read_batch(asked: object, texts: Texts) -> list[Step]:
+def read_batch(asked: object, texts: Texts) -> list[BatchStep]:
     """Return the steps of a batch. A step with a malformed statement has the error as its ``problem``.
 
     Raises:
@@ -214,8 +214,8 @@ def read_batch(asked: object, texts: Texts) -> list[Step]:
         try:
             step = read_step(one.get("stmt"), texts, f"{where}.stmt")
         except UsageError as error:
-            step = Step(Statement(""), want_rows=False, problem=error)
-        found.append(Step(step.statement, step.want_rows, condition, step.problem))
+            step = BatchStep(Statement(""), want_rows=False, problem=error)
+        found.append(BatchStep(step.statement, step.want_rows, condition, step.problem))
     return found
 
 

@@ -11,7 +11,7 @@ import trio
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.errors import UnavailableError, UsageError
-from bedrockish_journal.model.anchor import Statement, read_statement
+from bedrockish_journal.model.anchor import AnchorStatement, read_statement
 from bedrockish_journal.storage.store import heads, reading
 from bedrockish_journal.verify.anchored import founders_hash, head_hash
 
@@ -62,7 +62,7 @@ class Anchoring:
             found = {leader: [tick, digest.hex()] for leader, (tick, digest) in heads(db).items()}
             return {**members, "founders": founders_hash(db), "heads": found}
 
-    def _check(self, said: Statement) -> None:
+    def _check(self, said: AnchorStatement) -> None:
         known = self._members()
         if said.cluster != known["cluster"]:
             raise UsageError(f"the statement is of cluster {said.cluster!r}, and this one is {known['cluster']!r}")
@@ -74,7 +74,7 @@ class Anchoring:
         if abs(said.wall_ms - self._wall_ms()) > WALL_MS_MAX:
             raise UsageError(f"the time in the statement is not that of {known['node']}; set the clock of your machine")
 
-    def _compare_with_journal(self, said: Statement) -> None:
+    def _compare_with_journal(self, said: AnchorStatement) -> None:
         with reading(self._config.database) as db:
             if founders_hash(db) != said.founders:
                 raise UsageError("the statement names other founders than this node knows; compare the nodes' journals")

@@ -23,7 +23,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.errors import UsageError
 from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.scheduling.system_clock import Clocks
-from bedrockish_journal.feed.change_feed import Cursor, parse_cursor
+from bedrockish_journal.feed.change_feed import FeedCursor, parse_cursor
 from bedrockish_journal.model.clock import milliseconds, moved
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.transaction import Transaction
@@ -201,7 +201,7 @@ class Upkeep:
             raise UsageError(str(error)) from error
         if cursor.cluster:
             check_cluster("the cursor", cursor.cluster, state.roster.membership.cluster_id)
-        removed = Cursor(*self._engine.journal.horizon)
+        removed = FeedCursor(*self._engine.journal.horizon)
         if not release and cursor < removed:
             raise UsageError(f"the journal begins after {removed} already; begin with a copy of the tables")
         self._post(Held(name, None if release else cursor.clock))

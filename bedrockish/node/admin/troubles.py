@@ -30,7 +30,7 @@ OUT_OF_SERVICE = (Mode.DAMAGED.label, Mode.REPAIRING.label)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TroubleKind:
     """One kind of trouble of a node or its cluster."""
 
     code: str  # a stable word for programs
@@ -45,7 +45,7 @@ class Kind:
         return {"code": self.code, "text": text, "do": self.do, "useless": self.useless}
 
 
-KINDS: dict[str, Kind] = {}  # by code, the most urgent first
+KINDS: dict[str, TroubleKind] = {}  # by code, the most urgent first
 
 
 def _trouble(title: str, do: str, *, useless: bool = False, after_s: float = 0.0) -> Callable[[Find], Find]:
@@ -53,7 +53,7 @@ def _trouble(title: str, do: str, *, useless: bool = False, after_s: float = 0.0
 
     def add(find: Find) -> Find:
         code = find.__name__.removeprefix("_")
-        KINDS[code] = Kind(code, title, do, find, useless, after_s)
+        KINDS[code] = TroubleKind(code, title, do, find, useless, after_s)
         return find
 
     return add

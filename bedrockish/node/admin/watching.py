@@ -84,7 +84,7 @@ def why_no_room(path: str, size: int = PROBE_BYTES) -> str:
     return ""
 
 
-class Room:
+class WriteCheck:
     """A waiting node's check whether its file can be written again.
 
     A node that found room and soon failed again needs more than the probe has written, such as for a batch of many

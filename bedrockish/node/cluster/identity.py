@@ -15,7 +15,7 @@ import trio
 
 from bedrockish.api.url import Address
 from bedrockish.api.wire import CLUSTER_ID
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.config.config import Config
 from bedrockish.errors import ConfigError
 from bedrockish.node.cluster.incarnations import Refusal
@@ -23,7 +23,7 @@ from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.membership import Membership
 from bedrockish_net.errors import Code, NetError, RemoteProtocolError
 from bedrockish_net.events import Hello
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def info_for_clients(info: Mapping[str, Any], asks: Mapping[str, Any]) -> dict[s
     return {key: info[key] for key in told if key in info}
 
 
-async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
+async def find_cluster(config: Config, entry: ClientCredentials) -> tuple[str, int]:
     """Return the id and the release level of the cluster, for a node that has to make its file.
 
     Running members know the id. If none answers, the first member in name order founds the cluster, and the other
@@ -113,9 +113,9 @@ async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
         pause = min(2 * pause, PAUSE_S_MAX)
 
 
-async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tuple[str, int]:
+async def _ask(config: Config, entry: ClientCredentials, node: str, address: Address) -> tuple[str, int]:
     hello = Hello(config.node, config.cluster, "client", node, {ASKS: ID})
-    link = await entry.dial(address, hello, ASK_S, Limits())
+    link = await entry.dial(address, hello, ASK_S, LinkLimits())
     info = link.remote.info
     await link.aclose()
     found, level = info.get(ID, ""), info.get(CLUSTER_LEVEL, 1)

@@ -20,7 +20,7 @@ import trio
 from bedrockish.api.requests import ADD, PROMOTE, MemberChange
 from bedrockish.api.url import Address, Target, hide_password, parse_url
 from bedrockish.api.wire import JOIN, SNAPSHOT, Ask, AskChunk, Failed, Told, decode_reply, encode_call
-from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.credentials import ClientCredentials, entry_of
 from bedrockish.client.link_end import explain_end
 from bedrockish.client.request_builder import new_command
 from bedrockish.client.trio_client import open_client
@@ -48,7 +48,7 @@ from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.vector import check
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
-from bedrockish_net.limits import Limits
+from bedrockish_net.limits import LinkLimits
 
 logger = logging.getLogger(__name__)
 Call = Callable[[Ask | AskChunk], Awaitable[Any]]
@@ -60,7 +60,7 @@ WAIT_FOR = ("behind", "silent", "quorum", "mode")  # a promotion refused for one
 
 
 @asynccontextmanager
-async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[Call]:
+async def calls(address: Address, hello: Hello, entry: ClientCredentials) -> AsyncIterator[Call]:
     """Open a link to a node, for calls that are made one after the other.
 
     Raises:
@@ -69,7 +69,7 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
         BedrockishError: the node answers a call with this error.
     """
     try:
-        link = await entry.dial(address, hello, Limits().hello_seconds, Limits())
+        link = await entry.dial(address, hello, LinkLimits().hello_seconds, LinkLimits())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)
 
@@ -217,7 +217,7 @@ async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -
     )
 
 
-async def _check_whole(config: Config, target: Target, entry: Entry) -> None:
+async def _check_whole(config: Config, target: Target, entry: ClientCredentials) -> None:
     """Raise an error if the cluster's journal cannot be replayed; called before the cluster admits this node."""
     for donor in _donors(config, target):
         with suppress(UnavailableError):

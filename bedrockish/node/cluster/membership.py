@@ -31,7 +31,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.core.state.membership import Facts, change_members
+from bedrockish.core.state.membership import MembershipFacts, change_members
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.users_vtab import write_tables
 from bedrockish.errors import BedrockishError
@@ -117,7 +117,7 @@ def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
     return {"store": store, "batches": engine.batch.number, STARTS: read_starts(cbor2.loads(starts))}
 
 
-def facts(core: Node, stores: Mapping[str, str], now: Now) -> Facts:
+def facts(core: Node, stores: Mapping[str, str], now: Now) -> MembershipFacts:
     """Return the facts about the members that decide on a change, as far as this node knows them."""
     state = core.state
     alive = _alive(core, now)
@@ -126,7 +126,7 @@ def facts(core: Node, stores: Mapping[str, str], now: Now) -> Facts:
         for node, peer in state.roster.peers.items()
         if peer.applied or not state.timelines.applied
     }
-    return Facts(
+    return MembershipFacts(
         frozenset({*alive, state.me}),
         behind,
         frozenset(state.timelines.applied),

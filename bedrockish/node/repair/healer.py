@@ -12,8 +12,8 @@ from typing import Any
 import trio
 
 from bedrockish.api.url import parse_address
-from bedrockish.client.compare_nodes import Report
-from bedrockish.client.credentials import Entry
+from bedrockish.client.compare_nodes import ComparisonReport
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, UNPROVEN, Alarm, Mode, encode_alarm
@@ -60,7 +60,7 @@ class Healer:
         core: Node,  # has the alarms, and knows the members
         engine: Engine,
         config: Config,  # has the setting whether the repair begins without an order
-        entry: Callable[[], Entry],  # returns this node's credentials for links to other members
+        entry: Callable[[], ClientCredentials],  # returns this node's credentials for links to other members
         scrubber: Scrubber,  # compares tables
         prepare: Prepare,  # registers the plugins' additions on a connection
         durable: Durable,
@@ -243,7 +243,7 @@ class Healer:
                     logger.info("%s does not report its facts about %s: %s", node, txid, error)
         return words, [node for node in others if node not in words]
 
-    async def examine(self) -> tuple[Verdict, Report | None]:
+    async def examine(self) -> tuple[Verdict, ComparisonReport | None]:
         """Return the verdict on this node's tables, and the report of the comparison with other nodes, if any."""
         state, txid = self._core.state, self._txid
         details = state.health.alarms[DAMAGED_TABLES].details
@@ -277,7 +277,7 @@ class Healer:
             refill.find_fault, self._config.database, self._prepare, trio.from_thread.check_cancelled
         )
 
-    def _agrees(self, report: Report) -> tuple[bool | None, str]:
+    def _agrees(self, report: ComparisonReport) -> tuple[bool | None, str]:
         me, members = self._core.state.me, len(self._core.state.roster.membership.members)
         mine = [one for one in report.differences if me in one.minority]
         if mine:
@@ -301,7 +301,7 @@ class Healer:
 
     # -- repairing -------------------------------------------------------------------------------------------------
 
-    async def _act_on(self, verdict: Verdict, report: Report | None) -> None:
+    async def _act_on(self, verdict: Verdict, report: ComparisonReport | None) -> None:
         state = self._core.state
         if verdict.ruling is Ruling.SOUND:
             self._engine.set_meta(ALARM + DAMAGED_TABLES, None)
@@ -317,7 +317,7 @@ class Healer:
         elif self._ordered:
             await self._refill(report)  # an operator has named the source, so it needs no verdict
 
-    async def _refill(self, report: Report | None) -> None:
+    async def _refill(self, report: ComparisonReport | None) -> None:
         """Make a new file from the first source that works, and restart the node on it."""
         why = []
         for source in self._sources(report):
@@ -335,7 +335,7 @@ class Healer:
             return
         self._report(f"there is no source to fill it from: {'; '.join(why) or 'no node answers'}")
 
-    def _sources(self, report: Report | None) -> list[str]:
+    def _sources(self, report: ComparisonReport | None) -> list[str]:
         if self._ordered:
             return [self._ordered]
         wrong = {node for one in report.differences for node in one.minority} if report is not None else set[str]()
@@ -344,7 +344,7 @@ class Healer:
         is_page = "page" in self._core.state.health.alarms[DAMAGED_TABLES].details
         return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL, *[OWN_TABLES] * is_page]
 
-    async def _from(self, source: str, report: Report | None) -> Path:
+    async def _from(self, source: str, report: ComparisonReport | None) -> Path:
         """Fetch a copy of another node's file, and prove it."""
         state, target = self._core.state, refill.refill_path(self._config.database)
         address = parse_address(state.roster.membership.members[source].address, where=f"member {source}")
@@ -357,7 +357,7 @@ class Healer:
             await self._prove(source, target, report)
         return target
 
-    async def _prove(self, source: str, copy: Path, report: Report | None) -> None:
+    async def _prove(self, source: str, copy: Path, report: ComparisonReport | None) -> None:
         """Check that the tables of a copy are right: by the copy's journal, or else by a majority."""
         try:
             await trio.to_thread.run_sync(refill.prove_copy, copy, self._prepare, trio.from_thread.check_cancelled)
@@ -365,7 +365,7 @@ class Healer:
             if not self._proven(source, report):
                 raise
 
-    def _proven(self, source: str, report: Report | None) -> bool:
+    def _proven(self, source: str, report: ComparisonReport | None) -> bool:
         """Return whether the tables of a source equal those of a majority, in which this damaged node does not count.
 
         If another node is damaged, too, return False: its rows, which may be the right ones, were not compared.

@@ -9,8 +9,8 @@ import trio
 
 from bedrockish.api.url import parse_address
 from bedrockish.api.wire import UPKEEP, Ask
-from bedrockish.client.compare_nodes import AskRange, NodeComparison, Order, Report, ask_range
-from bedrockish.client.credentials import Entry
+from bedrockish.client.compare_nodes import AskRange, ComparisonReport, NodeComparison, Order, ask_range
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.health import Mode
@@ -20,7 +20,7 @@ from bedrockish.errors import BedrockishError, DamagedError, UnavailableError, U
 from bedrockish.node.cluster.join import calls
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.vector import Vector
-from bedrockish_journal.verify.compare_rows import Difference
+from bedrockish_journal.verify.compare_rows import DifferingRow
 from bedrockish_journal.verify.replay import Prepare
 from bedrockish_journal.verify.row_digests import Range, RangeDigest, pack_digest, unpack_range
 from bedrockish_net.events import Hello
@@ -36,7 +36,9 @@ REST = 4  # the least pause after a range, as a multiple of its duration: a smal
 
 
 @asynccontextmanager
-async def peer_calls(core: Node, config: Config, entry: Entry, nodes: list[str]) -> AsyncIterator[dict[str, Order]]:
+async def peer_calls(
+    core: Node, config: Config, entry: ClientCredentials, nodes: list[str]
+) -> AsyncIterator[dict[str, Order]]:
     """Open links to the members that can be reached, and yield, for each member, a function that sends it orders."""
     members = core.state.roster.membership.members
     async with AsyncExitStack() as stack:
@@ -90,7 +92,7 @@ class Scrubber:
         core: Node,
         engine: Engine,
         config: Config,  # has the pace
-        entry: Callable[[], Entry],  # returns this node's credentials for links to other members
+        entry: Callable[[], ClientCredentials],  # returns this node's credentials for links to other members
         prepare: Prepare,  # registers the plugins' additions with a connection
         damaged: Callable[[DamagedError], None],  # called when this node's rows are found to differ from most others'
     ) -> None:
@@ -170,7 +172,7 @@ class Scrubber:
     def _serving(self) -> list[str]:
         return [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
 
-    async def compare(self, nodes: list[str], **options: Any) -> Report:
+    async def compare(self, nodes: list[str], **options: Any) -> ComparisonReport:
         """Compare this node's tables with the tables of other nodes.
 
         Raises:
@@ -185,7 +187,7 @@ class Scrubber:
             members = len(state.roster.membership.members)
             return await NodeComparison(asks, members, limit=RANGE_ROWS, **options).run()
 
-    async def _judge(self, report: Report, seconds: float) -> None:
+    async def _judge(self, report: ComparisonReport, seconds: float) -> None:
         me, found = self._core.state.me, report.differences
         self.found = [str(one) for one in found]
         passes = self._last["passes"] + 1
@@ -230,6 +232,6 @@ class Scrubber:
         return fits, "" if fits else "its tables differ from a replay of its own journal"
 
 
-def differs(me: str, found: Difference) -> DamagedError:
+def differs(me: str, found: DifferingRow) -> DamagedError:
     """Return the error with which a node stops serving tables that differ from most others'."""
     return DamagedError(f"node {me} is damaged: {found}", table=found.table, key=found.key)

@@ -12,7 +12,7 @@ import trio
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage.index_build import Build, Phase
-from bedrockish.engine.storage.index_plan import Plan
+from bedrockish.engine.storage.index_plan import BuildPlan
 from bedrockish.errors import UnavailableError
 from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.scheduling.snapshots import Boundary
@@ -81,7 +81,7 @@ class Builds:
             took_s = time.monotonic() - began
             logger.info("%s was built next to its table in %.1f s, of %d rows", plan.title, took_s, build.rows)
 
-    async def _started(self, plan: Plan, change: Transaction) -> Build | None:
+    async def _started(self, plan: BuildPlan, change: Transaction) -> Build | None:
         """Begin a build at the next boundary, and return the build; None if the change is in force before then."""
 
         def begin() -> Build | None:

@@ -29,7 +29,7 @@ from bedrockish.api.requests import STALE, STRICT, Answer, Request, Token
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
-from bedrockish.engine.execution.committed_reads import CommittedReads, Pin
+from bedrockish.engine.execution.committed_reads import CommittedReads, PinnedBatch
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.scheduling.durability_gate import DurabilityGate
 from bedrockish.node.scheduling.faults import Faults
@@ -48,7 +48,7 @@ LEFT_TO_THE_CORE = re.compile(
 )
 
 
-class Serving(Protocol):
+class ServingReads(Protocol):
     """The parts of a node that direct reads use."""
 
     engine: Engine
@@ -71,7 +71,7 @@ class DirectReads:
         start: runs a task until the node ends.
     """
 
-    def __init__(self, node: Serving, start: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+    def __init__(self, node: ServingReads, start: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
         self._node, self._engine, self._start = node, node.engine, start
         self._me = node.core.state.me
         self._budget_s = node.config.limits.loop_ms_max / 1000
@@ -81,7 +81,7 @@ class DirectReads:
         self._until = self._ended = 0.0  # when the present turn of the reads ends, and when the last read ended
         self._token = Token()  # the token of answers from the pinned snapshot
         # For answers from the open batch: the snapshot and the vector for which the last token was made, and the token.
-        self._open_token: tuple[Pin | None, dict[str, int], Token] = (None, {}, Token())
+        self._open_token: tuple[PinnedBatch | None, dict[str, int], Token] = (None, {}, Token())
         self._is_in_use = False  # whether a read has used the snapshot
         self._is_learning = False  # whether a thread reads the schema by the connection
         self._texts: dict[str, bool] = {}
@@ -154,12 +154,12 @@ class DirectReads:
             token = Token(token.vector, request.token.clock)
         return Answer(results, token)
 
-    def _is_own(self, pin: Pin) -> bool:
+    def _is_own(self, pin: PinnedBatch) -> bool:
         """Return whether all commits applied after the snapshot are this node's own; their answers are not sent yet."""
         me, before, now = self._me, pin.flushed.applied, self._engine.applied
         return len(before) == len(now) and all(before.get(node) == now[node] for node in now if node != me)
 
-    def _may_show_open_batch(self, pin: Pin) -> bool:
+    def _may_show_open_batch(self, pin: PinnedBatch) -> bool:
         """Return whether all commits after the snapshot are of other nodes, in the schema of the snapshot."""
         engine = self._engine
         return (
@@ -169,7 +169,7 @@ class DirectReads:
             and not engine.batch.is_away
         )
 
-    def _token_now(self, pin: Pin) -> Token:
+    def _token_now(self, pin: PinnedBatch) -> Token:
         """Return the token of everything applied; its clock is at or after all commits and the activation of the
         schema.
         """
@@ -197,7 +197,7 @@ class DirectReads:
                 return False
         return True
 
-    def _pinned(self) -> Pin | None:
+    def _pinned(self) -> PinnedBatch | None:
         """Return the held snapshot, moved to the last batch if that batch is durable; None without a snapshot."""
         if self._is_learning:
             return None
@@ -210,7 +210,7 @@ class DirectReads:
             return pin
         return self._pin()
 
-    def _pin(self) -> Pin | None:
+    def _pin(self) -> PinnedBatch | None:
         """Move the snapshot to the last batch, which is durable."""
         reads, flushed = self._reads, self._engine.flushed
         self._is_in_use = False

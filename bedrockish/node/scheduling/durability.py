@@ -73,7 +73,7 @@ class Waiter:
 
 
 @dataclass(slots=True)
-class Kept:
+class HeldOutput:
     """The output that must not be sent before the open batch is durable."""
 
     messages: dict[str, list[bytes]] = field(default_factory=dict)  # messages by peer

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from bedrockish.engine.engine import Engine
-from bedrockish.node.scheduling.durability import FsyncThread, Kept, Waiter
+from bedrockish.node.scheduling.durability import FsyncThread, HeldOutput, Waiter
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.turn_loop import Turn
 
@@ -42,7 +42,7 @@ class Output(Protocol):
     def flushed(self) -> None:
         """Record that a batch was committed, and that its sync is under way or over."""
 
-    def release(self, kept: Kept) -> None:
+    def release(self, kept: HeldOutput) -> None:
         """Send output, whose batches are durable."""
 
     def synced(self, batches: int) -> None:
@@ -59,10 +59,10 @@ class DurabilityGate:
     def __init__(self, node: Output, engine: Engine, boundary: Boundary) -> None:
         self._node, self._engine, self._boundary = node, engine, boundary
         self.stage = BatchStage.GATHERING  # the stage of the batches
-        self.kept = Kept()  # the output that waits for the open batch
+        self.kept = HeldOutput()  # the output that waits for the open batch
         self.durable_batches = 0  # the last batch that is known to be durable
         self.fsync = FsyncThread(engine.sync)  # syncs in a thread, or in the loop where the disk is quick
-        self._closed = Kept()  # the output that waits for the batch that is being flushed or synced
+        self._closed = HeldOutput()  # the output that waits for the batch that is being flushed or synced
         self._linger_until = 0.0
 
     def begin(self) -> None:
@@ -101,7 +101,7 @@ class DurabilityGate:
         if not (
             engine.batch.is_dirty or engine.batch.failed or self._boundary.actions
         ):  # every batch is durable, so the output may be sent
-            kept, self.kept = self.kept, Kept()
+            kept, self.kept = self.kept, HeldOutput()
             self._open()
             if kept:
                 self._node.release(kept)
@@ -109,7 +109,7 @@ class DurabilityGate:
         self.stage = BatchStage.FLUSHING
         self._node.before_flush()
         # Output that is made while a thread writes the batch waits for the next batch.
-        kept, self.kept = self.kept, Kept()
+        kept, self.kept = self.kept, HeldOutput()
         self._closed = kept
         wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
         if self._boundary.actions and not engine.batch.is_dirty:  # a dirty batch has entries that the file lacks
@@ -136,7 +136,7 @@ class DurabilityGate:
             self.stage, self._linger_until = BatchStage.LINGERING, now + LINGER_S
         return now < self._linger_until
 
-    def _sync(self, kept: Kept) -> None:
+    def _sync(self, kept: HeldOutput) -> None:
         self.stage = BatchStage.SYNCING
         batches = self._engine.batch.number
         if self.fsync.is_quick and self._node.is_quiet():
@@ -144,14 +144,14 @@ class DurabilityGate:
         else:
             self.fsync.start(partial(self._synced_in_thread, kept, batches))
 
-    def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
+    def _synced_in_thread(self, kept: HeldOutput, batches: int, error: BaseException | None) -> None:
         try:
             self._synced(kept, batches, error)
         except Exception as fault:  # the loop's task ends the node, because all other tasks wait for it
             self._node.stop(fault)
         self._node.ring()  # begins no batch here: clients that were just answered may send requests for it
 
-    def _synced(self, kept: Kept, batches: int, error: BaseException | None) -> None:
+    def _synced(self, kept: HeldOutput, batches: int, error: BaseException | None) -> None:
         self._open()
         if error is not None:
             self._node.stop(error)
@@ -162,7 +162,7 @@ class DurabilityGate:
 
     def _open(self) -> None:
         """Return to gathering: the closed batch has ended, and its output is sent or dropped now."""
-        self.stage, self._closed = BatchStage.GATHERING, Kept()
+        self.stage, self._closed = BatchStage.GATHERING, HeldOutput()
 
     def last_replies(self) -> list[Waiter]:
         """Return the waiters whose answers are not sent, in order, when the node stops; everything is durable."""

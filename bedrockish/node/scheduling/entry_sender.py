@@ -30,7 +30,7 @@ Packed = tuple[tuple[bytes, bytes, bytes], ...]
 ReadEntries = Callable[[str, int, int], list[Entry]]
 
 
-class Read(NamedTuple):
+class EntriesRead(NamedTuple):
     """The entries read for a peer, their pieces if they are sent in pieces, and the damage found, by timeline."""
 
     message: Entries
@@ -84,7 +84,7 @@ class EntrySender:
         finally:
             del self._asked[peer]
 
-    async def _read(self, asked: SendEntries) -> Read:
+    async def _read(self, asked: SendEntries) -> EntriesRead:
         """Return the requested entries; ``send`` sends them only when everything committed is durable."""
         clock = self._state.clock.value
         if self._engine.batch.is_dirty:
@@ -94,17 +94,17 @@ class EntrySender:
         except (UnavailableError, RuntimeError):  # without room for a connection or thread, the writer reads entries
             return self._read_here(asked, clock)
 
-    def _read_here(self, asked: SendEntries, clock: int) -> Read:
+    def _read_here(self, asked: SendEntries, clock: int) -> EntriesRead:
         found, damaged = packed_entries(self._engine.read_entries, asked.wants, asked.limit)
-        return Read(Entries(found, clock), None, damaged)
+        return EntriesRead(Entries(found, clock), None, damaged)
 
-    def _in_thread(self, asked: SendEntries, clock: int) -> Read:
+    def _in_thread(self, asked: SendEntries, clock: int) -> EntriesRead:
         with self._engine.background.entries() as read:
             found, damaged = packed_entries(read, asked.wants, asked.limit)
         message = Entries(found, clock)
-        return Read(message, self._state.outbox.cut_ahead(message), damaged)
+        return EntriesRead(message, self._state.outbox.cut_ahead(message), damaged)
 
-    def _reply(self, asked: SendEntries, read: Read) -> None:
+    def _reply(self, asked: SendEntries, read: EntriesRead) -> None:
         peer, state = asked.peer, self._state
         if read.message.entries or not read.damaged:
             self._send(peer, state.outbox.to_send(peer, read.message, read.cut))

@@ -17,7 +17,7 @@ from bedrockish.core.protocol.events import Submitted
 from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.execution.interfaces import Flushed
 from bedrockish.errors import DamagedError, UnavailableError
-from bedrockish.node.scheduling.direct_reads import Serving
+from bedrockish.node.scheduling.direct_reads import ServingReads
 from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.waiters import Waiters
@@ -30,7 +30,7 @@ TURN_S = 0.02  # seconds that successive reads may take before other work has th
 Asked = tuple[object, Submitted]  # the owner of a request, and the request
 
 
-class ServingBeside(Serving, Protocol):
+class ServingBeside(ServingReads, Protocol):
     """The parts of a node that ``ReadsBeside`` uses."""
 
     waiters: Waiters

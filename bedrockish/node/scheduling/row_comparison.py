@@ -31,7 +31,7 @@ KEPT_MAX = 16  # most stored verdicts; some are never read, because their transa
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ComparisonResult:
     """The result of a comparison; ``why`` is None if the comparison could not be made."""
 
     body: bytes
@@ -54,7 +54,7 @@ class RowComparison:
         self._engine, self._snapshots, self._post = engine, snapshots, post
         self._start, self._stop, self._faults = start, stop, faults
         self._running: set[Txid] = set()
-        self._found: OrderedDict[Txid, Verdict] = OrderedDict()
+        self._found: OrderedDict[Txid, ComparisonResult] = OrderedDict()
         self._limiter = trio.CapacityLimiter(1)  # one comparison at a time, because each has some of its rows in memory
 
     def compare(self, transaction: Transaction) -> str | None:
@@ -85,7 +85,7 @@ class RowComparison:
         except Exception as error:
             self._faults.caught(f"comparing the rows of {transaction.txid}", error)
         self._running.discard(transaction.txid)
-        self._found[transaction.txid] = Verdict(transaction.body, schema, why)
+        self._found[transaction.txid] = ComparisonResult(transaction.body, schema, why)
         while len(self._found) > KEPT_MAX:
             self._found.popitem(last=False)
         self._post(Compared(transaction.txid))

@@ -44,7 +44,7 @@ class StrictRead(NamedTuple):
     base: Vector = NOWHERE  # the state on which the program has executed the read
 
 
-class Serving(Protocol):
+class ServingStrictReads(Protocol):
     """The parts of a node that strict reads use."""
 
     core: Node
@@ -57,7 +57,7 @@ class Serving(Protocol):
 class StrictReads:
     """Answers short strict reads of one node's clients, many by one question to a majority."""
 
-    def __init__(self, node: Serving, direct: DirectReads) -> None:
+    def __init__(self, node: ServingStrictReads, direct: DirectReads) -> None:
         self._node, self._direct = node, direct
         self._waiting: list[StrictRead] = []  # reads for the next question
         self._asked: list[tuple[StrictRead, Answer]] = []  # the reads of the question under way

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from bedrockish.common.deadline_timer import Alarm
+from bedrockish.common.deadline_timer import DeadlineTimer
 from bedrockish.engine.engine import Engine
 from bedrockish.node.scheduling.writer_thread import WriterThread
 
@@ -106,7 +106,7 @@ class TurnLoop:
         self._unfinished: tuple[Turn, Action] | None = None
         self._missed = False  # whether the loop was woken while it waited for a thread
         self._writer = WriterThread(engine)
-        self._alarm = Alarm(deadline, time.monotonic, lambda: self._wake.set())
+        self._alarm = DeadlineTimer(deadline, time.monotonic, lambda: self._wake.set())
         self.watch_time = self._alarm.run  # a task that wakes the loop at the deadline, until cancelled
         self.failure: BaseException | None = None  # the error with which the node ends
         self.read = self.away = lambda: None

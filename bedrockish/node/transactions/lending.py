@@ -13,7 +13,7 @@ from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import TransactionWork, TransactionWorkspace
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
-from bedrockish.engine.storage.overlay_vfs import Moment
+from bedrockish.engine.storage.overlay_vfs import FileState
 from bedrockish.errors import ConflictError, UnavailableError
 from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.scheduling.snapshots import Boundary
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Beginning(TransactionWorkspace, Protocol):
+class StartingWorkspace(TransactionWorkspace, Protocol):
     """A workspace that begins on a snapshot."""
 
-    def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+    def begin(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
         """Take a snapshot of the file."""
 
 
@@ -52,7 +52,7 @@ class Lending:
         finally:
             self._take_back(work)
 
-    def take_snapshot(self, work: TransactionWork, workspace: Beginning) -> UnavailableError | None:
+    def take_snapshot(self, work: TransactionWork, workspace: StartingWorkspace) -> UnavailableError | None:
         """Begin a workspace on the file as it is now; return the error if the node lacks room for it.
 
         The transaction releases all that it has on the engine's connection.
@@ -62,7 +62,7 @@ class Lending:
             self.interactive.forget(work)
         return error
 
-    def begin_on(self, workspace: Beginning) -> UnavailableError | None:
+    def begin_on(self, workspace: StartingWorkspace) -> UnavailableError | None:
         """Begin a workspace, as ``take_snapshot`` does, for a transaction whose rows stay where they are."""
         engine = self.engine
         try:

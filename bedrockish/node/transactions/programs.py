@@ -14,7 +14,7 @@ import trio
 
 from bedrockish.api.requests import NOTHING, OPEN, SESSION, STRICT, Answer, Request, Statement, Token, as_part_of_trace
 from bedrockish.api.wire import COMMIT, SETTLE, UPKEEP, Answered, Ask, Step
-from bedrockish.client.credentials import Entry
+from bedrockish.client.credentials import ClientCredentials
 from bedrockish.client.request_builder import map_of, new_command
 from bedrockish.client.trio_client import Client, open_client
 from bedrockish.core.coordinator.request import write_elsewhere
@@ -43,7 +43,7 @@ class Voters:
         entry: returns this node's credentials for links to its peers.
     """
 
-    def __init__(self, state: State, entry: Callable[[], Entry], cluster: str) -> None:
+    def __init__(self, state: State, entry: Callable[[], ClientCredentials], cluster: str) -> None:
         self._state, self._entry, self._cluster = state, entry, cluster
         self._wanted, self._told = trio.Event(), trio.Event()
         self._client: Client | None = None
@@ -107,7 +107,7 @@ class Programs:
         self._voters: Voters | None = None
         self.is_closed = False  # whether the node is stopping
 
-    async def reach_voters(self, entry: Callable[[], Entry], cluster: str) -> None:
+    async def reach_voters(self, entry: Callable[[], ClientCredentials], cluster: str) -> None:
         """Reach the voters for this node while it is a learner, until cancelled.
 
         Args:

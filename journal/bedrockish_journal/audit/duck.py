@@ -12,7 +12,7 @@ from bedrockish_journal.audit.facts import FACTS, HELD
 from bedrockish_journal.audit.naming import named
 from bedrockish_journal.audit.queries import QUERIES, question
 from bedrockish_journal.audit.reading import Progress, Reader
-from bedrockish_journal.audit.report import Counts, Finding, Outcome, Unseen, counted, finding
+from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding, Unseen, counted, finding
 from bedrockish_journal.audit.views import DUCKDB, views
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.laws import LAWS
@@ -29,7 +29,7 @@ def run_audits(
     # Called now and then with a node, the number of its entries read so far, and an estimate of their total.
     progress: Progress | None = None,
     laws: frozenset[str] = frozenset(QUERIES),  # the laws to check
-) -> Iterator[Counts | Outcome | Unseen]:
+) -> Iterator[AuditExtent | LawOutcome | Unseen]:
     """Yield the counts of the input, then the outcome of each law, then the laws that were not checked.
 
     Raises:
@@ -51,7 +51,7 @@ def run_audits(
                 for law in LAWS:
                     if law.name in laws:
                         found, counts = _ask(db, law.name, limit)
-                        yield Outcome(law.name, law.brief, named(inputs, found), counts)
+                        yield LawOutcome(law.name, law.brief, named(inputs, found), counts)
     except duckdb.OutOfMemoryException as error:
         raise JournalError(
             f"DuckDB needs more memory than {memory} for this; give more, such as --memory 4GB"
@@ -84,12 +84,12 @@ def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:
     db.commit()
 
 
-def _count(db: duckdb.DuckDBPyConnection, reader: Reader) -> Counts:
+def _count(db: duckdb.DuckDBPyConnection, reader: Reader) -> AuditExtent:
     heads = db.execute("SELECT leader, max(tick) FROM held GROUP BY leader ORDER BY leader").fetchall()
     ((entries, transactions),) = db.execute("SELECT count(*), count(DISTINCT txid) FROM held").fetchall()
-    return Counts(reader.inputs.nodes, entries, transactions, dict(heads), reader.kept.removed)
+    return AuditExtent(reader.inputs.nodes, entries, transactions, dict(heads), reader.kept.removed)
 
 
-def _ask(db: duckdb.DuckDBPyConnection, law: str, limit: int) -> tuple[list[Finding], dict[str, int]]:
+def _ask(db: duckdb.DuckDBPyConnection, law: str, limit: int) -> tuple[list[ReportedFinding], dict[str, int]]:
     rows = db.execute(question(law, DUCKDB.names, limit)).fetchall()
     return [finding(law, row) for row in rows], counted(rows)

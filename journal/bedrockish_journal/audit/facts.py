@@ -17,7 +17,7 @@ from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.rights import needed
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
-from bedrockish_journal.storage.row import Stored, decode_parts
+from bedrockish_journal.storage.row import JournalRow, decode_parts
 
 HELD = pa.schema(
     [
@@ -61,7 +61,7 @@ def cut_of(prev: bytes, label: bytes) -> int:
     return len(prev) << 40 | len(label)
 
 
-def held_row(node: str, row: Stored, own: bytes, cut: int) -> tuple[Any, ...]:
+def held_row(node: str, row: JournalRow, own: bytes, cut: int) -> tuple[Any, ...]:
     """Return the row of ``held`` for a row of a journal."""
     txid = f"{row.origin}-{row.clock:x}"
     names = (node, row.leader, row.origin, txid, row.command, row.kind)

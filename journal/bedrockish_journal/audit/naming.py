@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from bedrockish_journal.audit.report import Finding
+from bedrockish_journal.audit.report import ReportedFinding
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
-from bedrockish_journal.spark.source.feeds import Feed, open_feed
+from bedrockish_journal.spark.source.feeds import OpenJournal, open_feed
 from bedrockish_journal.spark.source.inputs import Inputs
 from bedrockish_journal.spark.source.plans import Wanted
 
@@ -23,11 +23,11 @@ MOST = 100  # most findings of an audit that are looked up
 Row = tuple[str, str, str | None]  # transaction, table, key
 
 
-def named(inputs: Inputs, found: Sequence[Finding]) -> list[Finding]:
+def named(inputs: Inputs, found: Sequence[ReportedFinding]) -> list[ReportedFinding]:
     """Add transaction, table and key to the findings whose entry is in a journal."""
-    named: list[Finding] = []
+    named: list[ReportedFinding] = []
     with ExitStack() as stack:
-        feeds: dict[str, Feed] = {}
+        feeds: dict[str, OpenJournal] = {}
         for number, one in enumerate(found):
             if one.leader is None or one.tick is None or (one.table and one.txid) or number >= MOST:
                 named.append(one)
@@ -37,13 +37,13 @@ def named(inputs: Inputs, found: Sequence[Finding]) -> list[Finding]:
     return named
 
 
-def _order(inputs: Inputs, finding: Finding) -> list[str]:
+def _order(inputs: Inputs, finding: ReportedFinding) -> list[str]:
     """Return the nodes in the order in which they are searched: first the nodes that the finding names."""
     own = (finding.node or "").split(", ")
     return sorted(inputs.nodes, key=lambda node: (node not in own, node))
 
 
-def _with(finding: Finding, rows: list[Row]) -> Finding:
+def _with(finding: ReportedFinding, rows: list[Row]) -> ReportedFinding:
     if not rows:
         return finding
     txid, table, key = rows[0]
@@ -55,7 +55,9 @@ def _with(finding: Finding, rows: list[Row]) -> Finding:
     )
 
 
-def _rows(stack: ExitStack, feeds: dict[str, Feed], inputs: Inputs, node: str, finding: Finding) -> list[Row]:
+def _rows(
+    stack: ExitStack, feeds: dict[str, OpenJournal], inputs: Inputs, node: str, finding: ReportedFinding
+) -> list[Row]:
     """Return the rows that an entry changed, from one node's journal; one ``Row`` without a key if no row changed."""
     assert finding.leader is not None
     assert finding.tick is not None
@@ -68,7 +70,7 @@ def _rows(stack: ExitStack, feeds: dict[str, Feed], inputs: Inputs, node: str, f
     return [row for row in found if finding.txid in (None, row[0])]
 
 
-def _stored(feed: Feed, leader: str, tick: int) -> Iterator[Row]:
+def _stored(feed: OpenJournal, leader: str, tick: int) -> Iterator[Row]:
     feed.context.skip = True
     changes = ChangeRows(feed.context, {name: CHANGES[name] for name in ("txid", "table", "pk", "rowid")})
     try:

@@ -9,7 +9,7 @@ from bedrockish_journal.audit.facts import FACTS, facts_of
 from bedrockish_journal.audit.naming import named
 from bedrockish_journal.audit.queries import QUERIES, question
 from bedrockish_journal.audit.reading import TABLES, Reader
-from bedrockish_journal.audit.report import Counts, Finding, Outcome, Unseen, counted, finding
+from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding, Unseen, counted, finding
 from bedrockish_journal.audit.views import SPARK, views
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.laws import LAWS
@@ -25,7 +25,7 @@ _OURS = re.compile(r"\bbedrockish\w*\.[\w.]*Error: (.+)")  # an error of this pa
 _STORED = "node leader origin txid command kind seq tick clock repeat prev hash label body"
 
 
-def run_audits(paths: list[str], limit: int) -> Iterator[Counts | Outcome | Unseen]:
+def run_audits(paths: list[str], limit: int) -> Iterator[AuditExtent | LawOutcome | Unseen]:
     """Yield the counts of the input, then the outcome of each law, then the laws that were not checked.
 
     Spark is stopped at the end.
@@ -52,7 +52,7 @@ def run_audits(paths: list[str], limit: int) -> Iterator[Counts | Outcome | Unse
         spark.stop()
 
 
-def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[Counts | Outcome | Unseen]:
+def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[AuditExtent | LawOutcome | Unseen]:
     """Yield the results of ``run_audits``, in a session that stays open."""
     reader = Reader(inputs)
     kept = _load(spark, inputs, reader)
@@ -62,11 +62,11 @@ def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[Cou
         heads = {leader: tick for leader, tick, _ in rows}
         reader.leaders.update(heads)
         entries = sum(count for *_, count in rows)
-        yield Counts(inputs.nodes, entries, transactions, heads, reader.kept.removed)
+        yield AuditExtent(inputs.nodes, entries, transactions, heads, reader.kept.removed)
         for law in LAWS:
             if law.name in QUERIES:
                 found, counts = _ask(spark, law.name, limit)
-                yield Outcome(law.name, law.brief, named(inputs, found), counts)
+                yield LawOutcome(law.name, law.brief, named(inputs, found), counts)
     finally:
         for frame in kept:
             frame.unpersist()
@@ -118,6 +118,6 @@ def _checkpoint(frame: "DataFrame") -> "DataFrame":
     return frame.localCheckpoint(eager=False)
 
 
-def _ask(spark: "SparkSession", law: str, limit: int) -> tuple[list[Finding], dict[str, int]]:
+def _ask(spark: "SparkSession", law: str, limit: int) -> tuple[list[ReportedFinding], dict[str, int]]:
     rows = spark.sql(question(law, SPARK.names, limit)).collect()
     return [finding(law, row) for row in rows], counted(rows)

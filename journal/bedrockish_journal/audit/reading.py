@@ -12,11 +12,11 @@ from bedrockish_journal.model.entry import entry_hash
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.rights import greatest
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
-from bedrockish_journal.spark.source.feeds import Feed, hides_members, is_url, open_feed
+from bedrockish_journal.spark.source.feeds import OpenJournal, hides_members, is_url, open_feed
 from bedrockish_journal.spark.source.inputs import Inputs
 from bedrockish_journal.spark.source.plans import NO_LIMITS, Wanted, bounds, plan
 from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
 NO_USER = -1
 ROWS_MOST, BYTES_MOST = 20_000, 32 << 20  # rows, and bytes of bodies, at which a batch is passed to the engine
@@ -47,7 +47,7 @@ TABLES = {
 
 
 @dataclass(slots=True)
-class Kept:
+class NodeRecords:
     """The records of nodes other than entries, as rows of ``TABLES``."""
 
     rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: {name: [] for name in TABLES})
@@ -70,7 +70,7 @@ class Reader:
     """A reader of journals that reads each journal once and decodes each distinct entry once."""
 
     def __init__(self, inputs: Inputs, progress: Progress | None = None) -> None:
-        self.inputs, self.kept, self.progress = inputs, Kept(), progress
+        self.inputs, self.kept, self.progress = inputs, NodeRecords(), progress
         self.leaders: set[str] = set()
         self._expected: dict[str, int] = {}  # node -> an estimate of the number of its entries
         self._known: set[tuple[bytes, int]] = set()
@@ -129,7 +129,7 @@ class Reader:
             for name, user in said.users.items()
         ]
 
-    def _batches(self, node: str, source: Iterator[Stored]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    def _batches(self, node: str, source: Iterator[JournalRow]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
         held: list[tuple[Any, ...]] = []
         facts: list[tuple[Any, ...]] = []
         size = count = 0
@@ -153,13 +153,13 @@ class Reader:
                     self.progress(node, count, self._expected.get(node, 0))
         yield batch(HELD, held), batch(FACTS, facts)
 
-    def _file(self, node: str) -> Iterator[Stored]:
+    def _file(self, node: str) -> Iterator[JournalRow]:
         with open_feed(self.inputs.files[node]) as feed:
             self._expected[node] = sum(high - low + 1 for low, high in bounds(feed.ask).values())
             for spans in plan(feed.ask, NO_LIMITS, None):
                 yield from feed.scan(spans, Wanted())
 
-    def _begin(self, node: str, feed: Feed, path: str) -> None:
+    def _begin(self, node: str, feed: OpenJournal, path: str) -> None:
         rows, beginning = self.kept.rows, feed.context.beginning
         rows["mark"] += [(node, mark.leader, mark.tick, mark.hash, mark.clock) for mark in beginning.marks]
         for leader, tick, (version, member, _address, voter, _store, retired) in beginning.members(path):
@@ -194,12 +194,12 @@ class Reader:
                     rows["before"].append((*place, row["version"], row["member"], row["voter"]))
                     rows["left_before"] += row["retired"]
 
-    def _exported(self, node: str) -> Iterator[Stored]:
+    def _exported(self, node: str) -> Iterator[JournalRow]:
         if not (found := self._files(node, "commits")):
             return
         for part in ds.dataset(found, format="parquet").to_batches(columns=EXPORTED, batch_size=ROWS_MOST // 4):
             for one in part.to_pylist():
-                yield Stored(applied_ms=0, **{**one, "repeat": int(one["repeat"])})
+                yield JournalRow(applied_ms=0, **{**one, "repeat": int(one["repeat"])})
 
     def end(self) -> None:
         """Read the end of each node's own timeline again, because a running node writes more after ``begin``."""

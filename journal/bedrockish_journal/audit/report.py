@@ -8,7 +8,7 @@ from bedrockish_journal.audit.queries import FAULT, INFORMATION
 from bedrockish_journal.model.access_set import object_of
 
 
-class Finding(NamedTuple):
+class ReportedFinding(NamedTuple):
     """A finding as it is printed."""
 
     check: str  # the law (``bedrockish_journal.model.laws``)
@@ -23,7 +23,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class AuditExtent:
     """The extent of an audit's input."""
 
     nodes: list[str]  # the nodes whose journals were given
@@ -35,12 +35,12 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LawOutcome:
     """The findings of one law."""
 
     check: str  # the name of the law
     says: str  # the law in words
-    findings: list[Finding]  # the first findings
+    findings: list[ReportedFinding]  # the first findings
     counts: dict[str, int]  # the number of all findings of each level
 
 
@@ -51,13 +51,13 @@ class Unseen:
     laws: dict[str, str] = field(default_factory=dict)
 
 
-def finding(law: str, row: Sequence[Any]) -> Finding:
+def finding(law: str, row: Sequence[Any]) -> ReportedFinding:
     """Return the finding in a row of the result of ``queries.question``."""
     level, node, leader, tick, txid, key, text, *_ = row
     key = bytes(key) if key else None
     table = object_of(key) if key else None
     text = text.replace("the same key", table) if table else text
-    return Finding(law, level, node or None, leader, tick, txid, table, key.hex() if key else None, text)
+    return ReportedFinding(law, level, node or None, leader, tick, txid, table, key.hex() if key else None, text)
 
 
 def counted(rows: Sequence[Sequence[Any]]) -> dict[str, int]:

@@ -81,7 +81,7 @@ class FeedPrunedError(JournalError):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Cursor:
+class FeedCursor:
     """A place in the feed, right after a transaction. A cursor is valid at every node.
 
     Attributes:
@@ -93,7 +93,7 @@ class Cursor:
 
     clock: int = 0
     leader: str = ""
-    seen: "tuple[Cursor, ...]" = field(default=(), compare=False)
+    seen: "tuple[FeedCursor, ...]" = field(default=(), compare=False)
     cluster: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -101,24 +101,24 @@ class Cursor:
         return prefix + "+".join([f"{self.clock}.{self.leader}", *map(str, self.seen)])
 
 
-def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]], cluster: str = "") -> Cursor:
+def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]], cluster: str = "") -> FeedCursor:
     """Return the cursor with which the reader of a copy of a node's tables continues in the feed.
 
     Args:
         safe: the safe time of the copy, which has every commit up to it.
         above: clock and leader of the later commits that the copy has.
     """
-    return Cursor(safe, LAST_LEADER, tuple(sorted(Cursor(*one) for one in above)), cluster)
+    return FeedCursor(safe, LAST_LEADER, tuple(sorted(FeedCursor(*one) for one in above)), cluster)
 
 
-def parse_cursor(text: str | None) -> Cursor:
+def parse_cursor(text: str | None) -> FeedCursor:
     """Return the cursor of a text; None or an empty text is the beginning of the feed.
 
     Raises:
         CursorError: the text is not a cursor.
     """
     if not text:
-        return Cursor()
+        return FeedCursor()
     cluster, colon, place = text.partition(":")
     if colon and re.fullmatch(CLUSTER_PATTERN, cluster) is not None and place:
         found = parse_cursor(place)
@@ -130,14 +130,14 @@ def parse_cursor(text: str | None) -> Cursor:
     clock, _, leader = text.partition(".")
     if re.fullmatch(PLACE_PATTERN, text) is None or int(clock) >= 1 << 63:
         raise CursorError(f"{text!r} is not a cursor such as 7529850000000000000.A; pass one that a feed gave")
-    return Cursor(int(clock), leader)
+    return FeedCursor(int(clock), leader)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
     """A transaction of the feed."""
 
-    cursor: Cursor  # the place right after the transaction, from which a reader continues
+    cursor: FeedCursor  # the place right after the transaction, from which a reader continues
     # The transaction's hybrid clock; for a schema change, the clock from which on it is in force. Clocks never decrease
     # along the feed.
     clock: int
@@ -215,7 +215,7 @@ class Feed:
             FeedUnreadableError: the next transaction cannot be decoded; the cursor does not move.
         """
         _, clock, leader, _, self.safe, *_ = rows[0]
-        removed = Cursor(clock, leader)
+        removed = FeedCursor(clock, leader)
         # A row without a body is a schema change that came into force after the cursor, but whose entry was removed.
         if self.cursor < removed or any(row[5] is None for row in rows):
             raise FeedPrunedError(
@@ -227,7 +227,7 @@ class Feed:
         self.is_last = len(rows) - 1 < self._limit and sum(len(row[5]) for row in rows) < PAGE_BYTES
         taken: list[Committed] = []
         for _, clock, origin, leader, tick, body, failure in rows[1:]:
-            here = Cursor(clock, origin)
+            here = FeedCursor(clock, origin)
             assert here > self.cursor, "a feed goes forward"
             is_known = here in self.cursor.seen
             cursor = replace(here, cluster=self.cluster, seen=tuple(one for one in self.cursor.seen if one > here))
@@ -259,7 +259,7 @@ class Feed:
         return replace(found, changes=tuple(change for change, _ in kept), makers=tuple(maker for _, maker in kept))
 
 
-def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction, failure: str = "") -> Committed:
+def committed(cursor: FeedCursor, place: tuple[str, int], transaction: Transaction, failure: str = "") -> Committed:
     """Return, in the form of the feed, the transaction of an entry of the journal.
 
     ``failure`` is the reason why the data forbade a schema change.

@@ -29,7 +29,7 @@ class AnchorError(JournalFileError):
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class AnchorStatement:
     """The ends of the journals, as the voters confirm them."""
 
     cluster: str  # the id of the cluster
@@ -57,7 +57,7 @@ class Anchor:
     """A line of an anchor file."""
 
     text: str  # the statement as it was confirmed
-    statement: Statement  # the decoded statement
+    statement: AnchorStatement  # the decoded statement
     confirmed: Mapping[str, Any] = field(default_factory=dict)  # voter -> null, or its old signature
 
     def line(self) -> str:
@@ -65,8 +65,8 @@ class Anchor:
         return json.dumps({"statement": self.text, "signatures": dict(sorted(self.confirmed.items()))})
 
 
-def read_statement(text: str) -> Statement:
-    """Return the statement of a text that ``Statement.text`` wrote.
+def read_statement(text: str) -> AnchorStatement:
+    """Return the statement of a text that ``AnchorStatement.text`` wrote.
 
     Raises:
         ValueError: the text is not such a statement.
@@ -95,7 +95,7 @@ def read_statement(text: str) -> Statement:
     packed = {leader: (tick, digest) for leader, (tick, digest) in heads.items()}
     cluster, previous, founders = texts
     number, wall_ms, clock, members = numbers
-    return Statement(cluster, number, previous, wall_ms, clock, founders, members, tuple(voters), packed)
+    return AnchorStatement(cluster, number, previous, wall_ms, clock, founders, members, tuple(voters), packed)
 
 
 def _is_head(one: object) -> bool:

@@ -65,7 +65,7 @@ class Change:
 
 
 @value
-class Step:
+class SchemaStep:
     """A statement of a schema change, run when the change comes into force."""
 
     sql: str  # the statement, with the values of its parameters written into it
@@ -246,14 +246,14 @@ def encode_statements(statements: Sequence[str]) -> bytes:
     return cbor2.dumps(list(statements))
 
 
-def encode_steps(steps: Iterable[Step]) -> bytes:
+def encode_steps(steps: Iterable[SchemaStep]) -> bytes:
     """Return the canonical bytes of a schema change: [text, kind, told] for each step, a plain ``do`` as its text."""
     return cbor2.dumps(
         [step.sql if step.kind == DO and not step.told else [step.sql, step.kind, step.told] for step in steps]
     )
 
 
-def decode_steps(data: bytes) -> list[Step]:
+def decode_steps(data: bytes) -> list[SchemaStep]:
     """Return the steps that ``encode_steps`` or ``encode_statements`` encoded.
 
     Raises:
@@ -263,15 +263,15 @@ def decode_steps(data: bytes) -> list[Step]:
         packed = cbor2.loads(data)
         if not isinstance(packed, list):
             raise EntryMalformedError("a schema change should be a list of statements")
-        return [Step(one) if isinstance(one, str) else _step(*one) for one in packed]
+        return [SchemaStep(one) if isinstance(one, str) else _step(*one) for one in packed]
     except (cbor2.CBORError, ValueError, TypeError) as error:
         raise EntryMalformedError(f"these {len(data)} bytes are not a schema change: {error}") from error
 
 
-def _step(sql: object, kind: object, told: object) -> Step:
+def _step(sql: object, kind: object, told: object) -> SchemaStep:
     if not isinstance(sql, str) or kind not in (DO, SEE, FAIL) or not isinstance(told, bytes):
         raise EntryMalformedError("a statement of a schema change should be a text, its kind and a digest")
-    return Step(sql, kind, told)
+    return SchemaStep(sql, kind, told)
 
 
 def decode_statements(data: bytes) -> list[str]:

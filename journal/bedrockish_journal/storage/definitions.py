@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish_journal.storage.vector_modules import VECTORS, Connection, SqliteError
+from bedrockish_journal.storage.vector_modules import VECTORS, ModuleConnection, SqliteError
 from bedrockish_journal.storage.virtual_tables import REPLICATED, parse_virtual
 
 STEPS_MOST = 1_000_000  # most steps of SQLite's virtual machine for one statement
@@ -22,7 +22,7 @@ NO_MODULE = "no such module"
 _DEFINITION = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage = 0 AND lower(name) = lower(?)"
 
 
-class Definitions(Connection):
+class DefinitionRunner(ModuleConnection):
     """A database in memory that runs definitions under limits, because an altered file may have any statements."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def columns_asked(db: sqlite3.Connection, query: str, values: Sequence[Any]) -> 
         module = parse_virtual(name, sql).module
         if module in REPLICATED:
             try:
-                with closing(Definitions()) as definitions:
+                with closing(DefinitionRunner()) as definitions:
                     definitions.run(sql)
                     return definitions.execute(query, tuple(values)).fetchall()
             except SqliteError as error:

@@ -37,7 +37,7 @@ _PACKS = f"""SELECT leader, first, last FROM (SELECT leader, first, last,
   WHERE packed <> last - first + 1 OR first <= before LIMIT {SHOWN_MAX}"""
 
 
-class Mark(NamedTuple):
+class PrunedBeginning(NamedTuple):
     """The present beginning of a timeline of which entries were removed."""
 
     leader: str  # the timeline
@@ -50,7 +50,7 @@ class Mark(NamedTuple):
     changed: tuple[tuple[int, bytes], ...] = ()
 
 
-class Claim(NamedTuple):
+class BrokenClaim(NamedTuple):
     """A claim that does not hold: the law, the place, and the fault in a sentence."""
 
     law: str
@@ -63,7 +63,7 @@ class Claim(NamedTuple):
 class Claims:
     """Statements of a file about its cluster: claims that do not hold, the memberships, the schema's first size."""
 
-    wrong: list[Claim] = field(default_factory=list)  # the claims that do not hold
+    wrong: list[BrokenClaim] = field(default_factory=list)  # the claims that do not hold
     # All memberships that the file has, by version.
     memberships: dict[int, Membership] = field(default_factory=dict)
     # The number of objects in the schema at the founding of the cluster; None if the file does not record it.
@@ -83,10 +83,10 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
         place = f"membership {said.version}" if leader is None else f"{leader}{tick} (membership {said.version})"
         found.memberships.setdefault(said.version, said)
         for text in wrong_membership(said):
-            found.wrong.append(Claim("members", leader, tick, f"{place} {text}"))
+            found.wrong.append(BrokenClaim("members", leader, tick, f"{place} {text}"))
         before = found.memberships.get(said.version - 1)
         for text in wrong_step(before, said) if before is not None else ():
-            found.wrong.append(Claim("members", leader, tick, f"{place} {text}"))
+            found.wrong.append(BrokenClaim("members", leader, tick, f"{place} {text}"))
     if has_meta:
         found.wrong += _void(ask, found.memberships)
         found.began_with = _number(value(ask, "began_with")) or 0
@@ -98,13 +98,13 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
     return found
 
 
-def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, Claim]]:
+def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, BrokenClaim]]:
     """Yield node and claim for each claim that has to be the same in all files, and is not."""
     said = {node: one.began_with for node, one in files.items() if one.began_with is not None}
     if len(set(said.values())) > 1:
         texts = ", ".join(f"{count} in the file of {node}" for node, count in sorted(said.items()))
         node = min(said, key=lambda one: (list(said.values()).count(said[one]), one))
-        yield node, Claim("members", None, None, f"the number of objects at the founding differs: {texts}")
+        yield node, BrokenClaim("members", None, None, f"the number of objects at the founding differs: {texts}")
 
 
 def memberships(ask: Ask) -> Iterator[tuple[str | None, int | None, Membership]]:
@@ -150,13 +150,13 @@ def _bytes(value: object) -> bytes:
     return value
 
 
-def marks(ask: Ask) -> tuple[Mark, ...]:
+def marks(ask: Ask) -> tuple[PrunedBeginning, ...]:
     """Return the marks of all timelines of which entries were removed; empty for a file of an earlier version.
 
     Raises:
         EntryMalformedError: a mark is malformed.
     """
-    found = tuple(Mark(*row) for row in ask(_MARKS, ())) if has(ask, "bedrockish_pruned") else ()
+    found = tuple(PrunedBeginning(*row) for row in ask(_MARKS, ())) if has(ask, "bedrockish_pruned") else ()
     for mark in found:
         if list(map(type, mark[:5])) != [str, int, bytes, int, str] or mark.tick < 1 or len(mark.hash) != 32:
             raise EntryMalformedError(
@@ -170,44 +170,46 @@ def skipped(ask: Ask) -> set[str]:
     return {str(key).removeprefix("void:") for (key,) in ask(_MARKED, ())}
 
 
-def _void(ask: Ask, memberships: Mapping[int, Membership]) -> Iterator[Claim]:
+def _void(ask: Ask, memberships: Mapping[int, Membership]) -> Iterator[BrokenClaim]:
     marked = skipped(ask)
     said = {str(txid) for one in memberships.values() for txid in one.void}
     for txid in sorted(marked - said):
         text = f"the file skips the changes of {txid}, and no membership in its journal has an operator's decision to"
-        yield Claim("void", None, None, f"{text}; if there was one, run 'bedrockish member resolve' again")
+        yield BrokenClaim("void", None, None, f"{text}; if there was one, run 'bedrockish member resolve' again")
     for txid in sorted(said - marked):
-        yield Claim(
+        yield BrokenClaim(
             "void", None, None, f"a membership says that the changes of {txid} are skipped, and the file applies them"
         )
 
 
-def _store(ask: Ask, node: str, memberships: Mapping[int, Membership]) -> Iterator[Claim]:
+def _store(ask: Ask, node: str, memberships: Mapping[int, Membership]) -> Iterator[BrokenClaim]:
     store = value(ask, "store")
     bound = {said.members[node].store for said in memberships.values() if node in said.members} - {""}
     if isinstance(store, str) and bound and store not in bound:
-        yield Claim(
+        yield BrokenClaim(
             "members", None, None, f"the file says that it is {node}'s, and the memberships bind {node} to another file"
         )
 
 
-def _past(ask: Ask) -> Iterator[Claim]:
+def _past(ask: Ask) -> Iterator[BrokenClaim]:
     if not has(ask, "bedrockish_past"):
         return
     removed = next(iter(ask(_REMOVED, ())), None) if has(ask, "bedrockish_pruned") else None
     for (command,) in ask(_NEVER, tuple(removed or (0, ""))):
         text = f"bedrockish_past has the command {command!r} of an entry later than all that was removed"
-        yield Claim("command", None, None, text)
+        yield BrokenClaim("command", None, None, text)
     if has(ask, "bedrockish_joined"):
         for (command,) in ask(_LIVE, ()):
-            yield Claim("command", None, None, f"bedrockish_past has the command {command!r}, which is in the journal")
+            yield BrokenClaim(
+                "command", None, None, f"bedrockish_past has the command {command!r}, which is in the journal"
+            )
 
 
-def _packs(ask: Ask) -> Iterator[Claim]:
+def _packs(ask: Ask) -> Iterator[BrokenClaim]:
     if has(ask, "bedrockish_packed"):
         for leader, first, last in ask(_PACKS, ()):
             text = f"bedrockish_packed has {leader}{first} to {leader}{last}, but not all are packed, or not only here"
-            yield Claim("columns", str(leader), _number(first), text)
+            yield BrokenClaim("columns", str(leader), _number(first), text)
 
 
 def has(ask: Ask, table: str) -> bool:

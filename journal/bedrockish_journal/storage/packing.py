@@ -74,7 +74,7 @@ _CANDIDATES = f"""SELECT tick, clock, {_FITS}, {", ".join(f"CASE WHEN {_FITS} TH
 Four = tuple[bytes, bytes, bytes, bytes]
 
 
-class Connection(Protocol):
+class AnyConnection(Protocol):
     """A connection of apsw or of ``sqlite3``."""
 
     def execute(self, sql: str, params: tuple[Any, ...] = ..., /) -> Any:
@@ -114,7 +114,7 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PackRun:
     """Entries that will become a pack: (label, body, prev, hash) of each."""
 
     leader: str
@@ -137,7 +137,7 @@ class Run:
 class Unpacker:
     """An unpacker of entries on one connection. Its cache is never stale, because an entry never changes."""
 
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: AnyConnection) -> None:
         self._db = db
         self._last: dict[str, tuple[int, list[Four]]] = {}  # timeline -> first tick and entries of the last read pack
 
@@ -160,14 +160,14 @@ class Unpacker:
         return read
 
 
-def install(db: Connection, create_function: Callable[[str, Callable[..., bytes]], None]) -> None:
+def install(db: AnyConnection, create_function: Callable[[str, Callable[..., bytes]], None]) -> None:
     """Have a connection unpack packed entries when it reads the journal."""
     create_function(FUNCTION, Unpacker(db))
     _run(db, _VIEW, ())
 
 
 @contextmanager
-def set_aside(db: Connection, sql: str) -> Iterator[None]:
+def set_aside(db: AnyConnection, sql: str) -> Iterator[None]:
     """Drop the view of ``install`` while an ALTER statement runs, and create it again afterwards.
 
     When SQLite renames or drops a column or a table, it parses all definitions again, and then takes the view for the
@@ -184,13 +184,13 @@ def set_aside(db: Connection, sql: str) -> Iterator[None]:
         _run(db, _VIEW, ())
 
 
-def has_packs(db: Connection) -> bool:
+def has_packs(db: AnyConnection) -> bool:
     """Return whether the file has the table of packs, which a file of an earlier release lacks."""
     query = f"SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = '{TABLE}'"
     return any(True for _ in db.execute(query))
 
 
-def find(db: Connection, leader: str, tick: int) -> Pack | None:
+def find(db: AnyConnection, leader: str, tick: int) -> Pack | None:
     """Return the pack that has the entry of a tick, or None."""
     if not has_packs(db):
         return None
@@ -201,7 +201,7 @@ def find(db: Connection, leader: str, tick: int) -> Pack | None:
     return None
 
 
-def next_run(db: Connection, upto: Mapping[str, int], clock: int, begin: dict[str, int]) -> Run | None:
+def next_run(db: AnyConnection, upto: Mapping[str, int], clock: int, begin: dict[str, int]) -> PackRun | None:
     """Return entries that can be packed now, as many as make a pack; None if there are too few.
 
     A run is returned when it is full, or when the entry after it cannot be packed: a change of the schema or of the
@@ -226,7 +226,7 @@ def next_run(db: Connection, upto: Mapping[str, int], clock: int, begin: dict[st
     return None
 
 
-def _next_run(db: Connection, leader: str, begin: int, last: int, clock: int) -> tuple[Run | None, int]:
+def _next_run(db: AnyConnection, leader: str, begin: int, last: int, clock: int) -> tuple[PackRun | None, int]:
     """Return the next run of a timeline from a tick on, or None; and the tick at which the next search has to begin."""
     entries: list[Four] = []
     size, first = 0, begin
@@ -238,7 +238,7 @@ def _next_run(db: Connection, leader: str, begin: int, last: int, clock: int) ->
             fits = fits and entry_hash(prev, label, body) == digest
             if entries and not (fits and tick == first + len(entries) and prev == entries[-1][3]):
                 if len(entries) >= ENTRIES_MIN:
-                    return Run(leader, first, entries), first + len(entries)
+                    return PackRun(leader, first, entries), first + len(entries)
                 entries, size = [], 0
             if not fits:
                 first = tick + 1
@@ -248,13 +248,13 @@ def _next_run(db: Connection, leader: str, begin: int, last: int, clock: int) ->
             entries.append((label, body, prev, digest))
             size += len(label) + len(body)
             if len(entries) >= ENTRIES_MAX or size >= PACK_BYTES:
-                return Run(leader, first, entries), first + len(entries)
+                return PackRun(leader, first, entries), first + len(entries)
         return None, first
     finally:
         rows.close()  # an open cursor would keep the caller's transaction from being rolled back
 
 
-def write(db: Connection, pack: Pack) -> None:
+def write(db: AnyConnection, pack: Pack) -> None:
     """Replace the bytes of a pack's entries in the file by the pack, inside the caller's transaction."""
     insert = f"INSERT INTO main.{TABLE}(leader, first, last, prev, hash, entries) VALUES (?, ?, ?, ?, ?, ?)"
     _run(db, insert, (pack.leader, pack.first, pack.last, pack.prev, pack.hash, pack.entries))
@@ -269,7 +269,7 @@ def write(db: Connection, pack: Pack) -> None:
         _run(db, _INSERT, row)
 
 
-def cut(db: Connection, leader: str, upto: int) -> None:
+def cut(db: AnyConnection, leader: str, upto: int) -> None:
     """Remove the packs of a timeline up to a tick, inside the caller's transaction.
 
     The entries after the tick in the same pack are packed again, so that nothing is left of the removed entries.
@@ -282,7 +282,7 @@ def cut(db: Connection, leader: str, upto: int) -> None:
     found = find(db, leader, upto)
     _run(db, f"DELETE FROM main.{TABLE} WHERE leader = ? AND last <= ?", (leader, upto))
     entries = found.unpack()[upto + 1 - found.first :] if found is not None else []
-    rest = Run(leader, upto + 1, entries).pack() if entries else None
+    rest = PackRun(leader, upto + 1, entries).pack() if entries else None
     if rest is not None:
         update = f"UPDATE main.{TABLE} SET first = ?, prev = ?, entries = ? WHERE leader = ? AND last = ?"
         _run(db, update, (rest.first, rest.prev, rest.entries, leader, rest.last))
@@ -290,7 +290,7 @@ def cut(db: Connection, leader: str, upto: int) -> None:
         _run(db, update, (rest.prev, leader, rest.first))
 
 
-def cuttable(db: Connection, leader: str, upto: int, most: int) -> int:
+def cuttable(db: AnyConnection, leader: str, upto: int, most: int) -> int:
     """Return the tick up to which a timeline can be pruned: ``upto``, if the hash of that entry is known.
 
     If the pack of ``upto`` is damaged or missing, return the first later tick whose hash is known, up to ``most``,
@@ -303,7 +303,7 @@ def cuttable(db: Connection, leader: str, upto: int, most: int) -> int:
     return int(row[0] or 0)
 
 
-def packed_bytes(db: Connection) -> int:
+def packed_bytes(db: AnyConnection) -> int:
     """Return an estimate of the bytes of all packs, by a sample of some hundred; the entries' rows are not counted."""
     if not has_packs(db):
         return 0
@@ -315,6 +315,6 @@ def packed_bytes(db: Connection) -> int:
     return step * found[0][0]  # a sampled rowid without a pack counts as 0 bytes
 
 
-def _run(db: Connection, sql: str, params: tuple[Any, ...]) -> None:
+def _run(db: AnyConnection, sql: str, params: tuple[Any, ...]) -> None:
     for _ in db.execute(sql, params):
         raise AssertionError("it returns no rows")

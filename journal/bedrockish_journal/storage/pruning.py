@@ -23,7 +23,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import file_claims, packing
-from bedrockish_journal.storage.file_claims import Mark, has, removed_memberships
+from bedrockish_journal.storage.file_claims import PrunedBeginning, has, removed_memberships
 from bedrockish_journal.storage.store import read_meta
 
 MEMBERS_KEY = "pruned_members"
@@ -32,7 +32,7 @@ TABLE = "bedrockish_pruned"
 REAL_TIME = pack(1_577_836_800_000)  # 2020: a smaller clock is from a node that did not know the time
 
 
-def marks(db: apsw.Connection) -> dict[str, Mark]:
+def marks(db: apsw.Connection) -> dict[str, PrunedBeginning]:
     """Return the marks of all timelines of which entries were removed; empty for a file of an earlier version.
 
     Raises:

@@ -12,7 +12,7 @@ from bedrockish_journal.model.transaction import Transaction, decode_transaction
 _INT64 = 1 << 63
 
 
-class Stored(NamedTuple):
+class JournalRow(NamedTuple):
     """A row of the journal; the fields are the columns of the table ``bedrockish_journal``."""
 
     seq: int
@@ -47,7 +47,7 @@ class Stored(NamedTuple):
         return hashed_entry(self.prev, self.label, self.body, self.hash)
 
 
-COLUMNS = ", ".join(Stored._fields)
+COLUMNS = ", ".join(JournalRow._fields)
 
 
 def hashed_entry(prev: bytes, label: bytes, body: bytes, digest: bytes) -> Entry:

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS bedrockish_schema(
 _LATEST = "SELECT activates, state FROM bedrockish_schema ORDER BY version DESC LIMIT 2"  # at most 1 change waits
 
 
-class Standing(NamedTuple):
+class SchemaStanding(NamedTuple):
     """The state of a schema change at one node: ``scheduled``, ``active`` or ``failed``, and why it failed."""
 
     state: str
@@ -77,12 +77,12 @@ def clocks(db: apsw.Connection) -> tuple[int, int | None]:
     return in_force, following
 
 
-def standing(db: apsw.Connection, txid: Txid) -> Standing:
+def standing(db: apsw.Connection, txid: Txid) -> SchemaStanding:
     """Return the state of a schema change; ``active`` for a change that is not recorded."""
     row: Any = db.execute(
         "SELECT state, failure FROM bedrockish_schema WHERE clock = ? AND leader = ?", tuple(txid)
     ).fetchone()
-    return Standing(ACTIVE, "") if row is None else Standing(*row)
+    return SchemaStanding(ACTIVE, "") if row is None else SchemaStanding(*row)
 
 
 def settled(db: apsw.Connection) -> set[Txid]:

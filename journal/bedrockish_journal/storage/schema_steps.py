@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 import cbor2
 
-from bedrockish_journal.model.changes import DO, FAIL, OVERTAKEN, Step
+from bedrockish_journal.model.changes import DO, FAIL, OVERTAKEN, SchemaStep
 from bedrockish_journal.storage.drawn_ids import WHY, DrawnIds
 from bedrockish_journal.storage.packing import set_aside
 from bedrockish_journal.storage.vector_drops import prepare_drop
@@ -91,7 +91,7 @@ def set_option(db: apsw.Connection, sql: str) -> None:
     cursor.close(True)
 
 
-def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
+def run(db: apsw.Connection, steps: Sequence[SchemaStep]) -> str:
     """Run the statements of a change inside the open transaction; roll all back if one fails.
 
     Triggers and foreign keys must be on (see ``switch``).
@@ -123,7 +123,7 @@ def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
             set_option(db, option)
 
 
-def _run(db: apsw.Connection, steps: Sequence[Step], *, unchecked: bool) -> str:
+def _run(db: apsw.Connection, steps: Sequence[SchemaStep], *, unchecked: bool) -> str:
     before = violations(db) if unchecked else None
     drawn: DrawnIds | None = None
     for number, step in enumerate(steps, 1):
@@ -148,7 +148,7 @@ def _run(db: apsw.Connection, steps: Sequence[Step], *, unchecked: bool) -> str:
     return ""
 
 
-def _check(db: apsw.Connection, step: Step) -> str:
+def _check(db: apsw.Connection, step: SchemaStep) -> str:
     """Run a statement whose result at the leader is known; return how the result differs now, or an empty text."""
     db.set_last_insert_rowid(0)
     try:

@@ -27,9 +27,9 @@ from bedrockish_journal.model.errors import (
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.packing import DDL as PACKED_DDL
 from bedrockish_journal.storage.packing import ENTRIES_MAX, FUNCTION, PACK_BYTES, Unpacker, install
-from bedrockish_journal.storage.row import COLUMNS, Stored, hashed_entry
+from bedrockish_journal.storage.row import COLUMNS, JournalRow, hashed_entry
 from bedrockish_journal.storage.unfinished import roll_back
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 
 DDL = """
 CREATE TABLE bedrockish_journal(
@@ -252,13 +252,13 @@ def find_txid(db: apsw.Connection, txid: Txid) -> list[Entry]:
     return [hashed_entry(*row) for row in db.execute(_TXID, tuple(txid))]
 
 
-def tail_stored(db: apsw.Connection, clock: int) -> Iterator[Stored]:
+def tail_stored(db: apsw.Connection, clock: int) -> Iterator[JournalRow]:
     """Yield the rows of the entries whose transaction's clock is above ``clock``, in the order applied.
 
     The connection stays in a read until the iterator is exhausted or closed.
     """
     for row in db.execute(_TAIL, (clock,)):
-        yield Stored._make(row)
+        yield JournalRow._make(row)
 
 
 def clock_before(db: apsw.Connection, entries: int, size: int) -> int:
@@ -286,16 +286,16 @@ def scan_timeline(db: apsw.Connection, leader: str, first_tick: int = 1) -> Gene
         yield hashed_entry(*row)
 
 
-def scan_stored(db: apsw.Connection) -> Iterator[Stored]:
+def scan_stored(db: apsw.Connection) -> Iterator[JournalRow]:
     """Yield every row in the order applied, undecoded and unchecked. See ``tail_stored`` for the open read."""
     for row in db.execute(f"{_STORED} ORDER BY seq"):
-        yield Stored._make(row)
+        yield JournalRow._make(row)
 
 
-def stored_at(db: apsw.Connection, seq: int) -> Stored | None:
+def stored_at(db: apsw.Connection, seq: int) -> JournalRow | None:
     """Return the row with the sequence number ``seq``, undecoded; None if it is missing."""
     row = db.execute(f"{_STORED} WHERE seq = ?", (seq,)).fetchone()
-    return None if row is None else Stored._make(row)
+    return None if row is None else JournalRow._make(row)
 
 
 def unpack_on(db: apsw.Connection) -> None:
@@ -372,7 +372,7 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
 
 
 def _opened(uri: str) -> apsw.Connection:
-    db = Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    db = ModuleConnection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
         db.set_busy_timeout(BUSY_MS)
         db.execute("SELECT count(*) FROM sqlite_schema").fetchall()

@@ -27,7 +27,7 @@ _KEY_COLLATIONS = """SELECT one.name, one.coll
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableLayout:
     """The layout of a user's table."""
 
     name: str
@@ -65,7 +65,7 @@ def is_hidden(name: str) -> bool:
     return name.lower().startswith(("bedrockish_", "sqlite_"))
 
 
-def user_tables(db: apsw.Connection, only: str | None = None) -> Iterator[Table]:
+def user_tables(db: apsw.Connection, only: str | None = None) -> Iterator[TableLayout]:
     """Yield the user's tables that own rows, ordered by name; with ``only``, just the table of that name.
 
     A virtual table is yielded if it owns its rows; its shadow tables are not.
@@ -83,14 +83,14 @@ def user_tables(db: apsw.Connection, only: str | None = None) -> Iterator[Table]
             yield describe(db, name, bool(without_rowid))
 
 
-def find_table(db: apsw.Connection, name: str) -> Table | None:
+def find_table(db: apsw.Connection, name: str) -> TableLayout | None:
     """Return the layout of the table with a name, in upper or lower case; None if there is no such table."""
     query = "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' AND lower(name) = lower(?)"
     row = db.execute(query, (name,)).fetchone()
     return None if row is None or row[1] == "view" else describe(db, row[0], bool(row[2]))
 
 
-def describe(db: apsw.Connection, name: str, without_rowid: bool) -> Table:
+def describe(db: apsw.Connection, name: str, without_rowid: bool) -> TableLayout:
     """Return the layout of a table, read from the schema."""
     query = "SELECT name, upper(type), pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid"
     info: list[Any] = db.execute(query, (name,)).fetchall()
@@ -104,7 +104,7 @@ def describe(db: apsw.Connection, name: str, without_rowid: bool) -> Table:
     free = [] if without_rowid else [word for word in ROWID_NAMES if word not in taken]
     rowid = None if without_rowid else (free[0] if free else alias)
     generated = frozenset(column for column, _, _, hidden in info if hidden in (2, 3))
-    table = Table(name, columns, generated, primary, rowid, alias)
+    table = TableLayout(name, columns, generated, primary, rowid, alias)
     if rowid is None and primary:
         table = replace(table, collations=_other_collations(db, name))
     virtual = next((one for one in virtual_tables(db, name) if one.module == VEC0), None)
@@ -135,7 +135,7 @@ class Applier:
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, TableLayout] = {}
 
     def forget(self) -> None:
         """Drop the cached layouts of tables, because the schema has changed."""
@@ -160,7 +160,7 @@ class Applier:
         except (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError) as error:
             raise RowMismatchError(f"SQLite refuses the change: {error}") from error
 
-    def _expect(self, table: Table, change: Change) -> None:
+    def _expect(self, table: TableLayout, change: Change) -> None:
         where, key = _where(table, change.columns, change.rowid, change.before)
         # Without the table's name, SQLite would take the quoted name of a missing column for a string.
         columns = ", ".join(f"{quote(table.name)}.{quote(column)}" for column in change.columns)
@@ -171,7 +171,7 @@ class Applier:
             if not same(expected, value):
                 raise RowMismatchError(f"column {column} should be {expected!r} and is {value!r}")
 
-    def _write(self, table: Table, change: Change) -> None:
+    def _write(self, table: TableLayout, change: Change) -> None:
         name = quote(table.name)
         if change.op == DELETE:
             where, key = _where(table, change.columns, change.rowid, change.before)
@@ -208,7 +208,7 @@ class Applier:
         if change.after is not None:
             self._read_back(table, change)
 
-    def _read_back(self, table: Table, change: Change) -> None:
+    def _read_back(self, table: TableLayout, change: Change) -> None:
         """Check that SQLite stores a new row as the change has it; an INTEGER column would store 95.0 as 95."""
         where, key = _where(table, change.columns, change.rowid_after, change.after)
         columns = ", ".join(f"{quote(table.name)}.{quote(column)}" for column in change.columns)
@@ -218,7 +218,9 @@ class Applier:
                 raise RowMismatchError(f"column {column} should be {expected!r}, and SQLite stores {value!r}")
 
 
-def _where(table: Table, columns: tuple[str, ...], rowid: int | None, row: Row | None) -> tuple[str, tuple[Value, ...]]:
+def _where(
+    table: TableLayout, columns: tuple[str, ...], rowid: int | None, row: Row | None
+) -> tuple[str, tuple[Value, ...]]:
     """Return the condition that finds a row by its key, and the parameters of the condition."""
     where = all_of([f"{column} = ?" for column in table.key_columns])
     if table.rowid is not None:

@@ -1,7 +1,7 @@
 """SQLite's modules for vectors, and connections that load them: ``vec1`` of apsw and ``vec0`` of sqlite-vec.
 
 A virtual table can be opened only on a connection that has loaded its module. So every connection to a file with user
-tables is a ``Connection``.
+tables is a ``ModuleConnection``.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ OPTIONS_CHARACTERS = 1_000
 TRAINING_OPTIONS = ("distance", "index", "nbucket", "quantizer", "codesize", "residual")
 
 
-class Connection(apsw.Connection):
+class ModuleConnection(apsw.Connection):
     """A connection that has loaded the installed modules for vectors."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,17 +48,17 @@ class Connection(apsw.Connection):
 
 
 SqliteError = apsw.Error
-"""The errors of a ``Connection``."""
+"""The errors of a ``ModuleConnection``."""
 
 
-def open_to_read(path: Path) -> Connection:
+def open_to_read(path: Path) -> ModuleConnection:
     """Open a database file read-only; first, a transaction that a killed program has left unfinished is rolled back.
 
     Raises:
         SqliteError: the file cannot be opened.
     """
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    db = Connection(f"{path.absolute().as_uri()}?mode=ro", flags=flags)
+    db = ModuleConnection(f"{path.absolute().as_uri()}?mode=ro", flags=flags)
     db.set_busy_timeout(5_000)  # milliseconds
     try:
         db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
@@ -69,7 +69,7 @@ def open_to_read(path: Path) -> Connection:
     return db
 
 
-def open_to_check(path: Path) -> Connection:
+def open_to_check(path: Path) -> ModuleConnection:
     """Open a database file to check its rows: a connection that may only read ignores CHECK, so this one may write.
 
     The connection changes nothing, not even when it is closed.
@@ -77,7 +77,9 @@ def open_to_check(path: Path) -> Connection:
     Raises:
         SqliteError: the file cannot be opened.
     """
-    db = Connection(f"{path.absolute().as_uri()}?mode=rw", flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
+    db = ModuleConnection(
+        f"{path.absolute().as_uri()}?mode=rw", flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI
+    )
     db.set_busy_timeout(5_000)
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     db.pragma("query_only", True)
@@ -148,7 +150,7 @@ class _Training:
 def installed() -> dict[str, str]:
     """Return the modules for vectors that are installed here, each with its version."""
     functions = {VEC0: "vec_version()", VEC1: "vec1_info()"}
-    with closing(Connection(":memory:")) as db:
+    with closing(ModuleConnection(":memory:")) as db:
         return {name: str(db.execute(f"SELECT {functions[name]}").get).split(" (")[0] for name in _libraries()}
 
 

@@ -11,9 +11,9 @@ from hashlib import sha256
 
 import apsw
 
-from bedrockish_journal.model.anchor import Anchor, AnchorError, Statement, parse_anchors
+from bedrockish_journal.model.anchor import Anchor, AnchorError, AnchorStatement, parse_anchors
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.storage.file_claims import Mark, memberships
+from bedrockish_journal.storage.file_claims import PrunedBeginning, memberships
 from bedrockish_journal.storage.pruning import marks
 from bedrockish_journal.storage.store import read_meta
 from bedrockish_journal.verify.chain import Finding
@@ -87,9 +87,9 @@ def check_anchors(files: Mapping[str, apsw.Connection], anchors: Sequence[Anchor
 
 
 def _check_place(
-    said: Statement,
+    said: AnchorStatement,
     files: Mapping[str, apsw.Connection],
-    removed: Mapping[str, Mapping[str, Mark]],
+    removed: Mapping[str, Mapping[str, PrunedBeginning]],
     leader: str,
     tick: int,
     digest: str,
@@ -117,14 +117,14 @@ def _check_place(
         yield Finding(LAW, ", ".join(files), leader, tick, text=text)
 
 
-def _check_founders(said: Statement, founders: Mapping[str, str]) -> Iterator[Finding]:
+def _check_founders(said: AnchorStatement, founders: Mapping[str, str]) -> Iterator[Finding]:
     for node, digest in founders.items():
         if digest != said.founders:
             text = f"the founding membership is not the one of anchor {said.number}, or this is another cluster"
             yield Finding(LAW, node, text=text)
 
 
-def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, ...]]]) -> Iterator[Finding]:
+def _check_voters(said: AnchorStatement, voters: Mapping[str, Mapping[int, tuple[str, ...]]]) -> Iterator[Finding]:
     """Yield a finding for each file whose membership has other voters than the anchor names."""
     for node, known in voters.items():
         here = known.get(said.members)
@@ -136,7 +136,7 @@ def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, 
             yield Finding(LAW, node, text=text)
 
 
-def _marks(db: apsw.Connection) -> dict[str, Mark]:
+def _marks(db: apsw.Connection) -> dict[str, PrunedBeginning]:
     try:
         return marks(db)
     except EntryMalformedError:  # another law reports it

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from bedrockish_journal.model.entry import GENESIS, entry_hash
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Chains:
     # Last tick and *recomputed* hash of each timeline.
     heads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
-    def check(self, row: Stored) -> Iterator[Finding]:
+    def check(self, row: JournalRow) -> Iterator[Finding]:
         """Yield the faults of the next entry, and advance as if it were right, so that each fault is reported once."""
         leader, tick = row.leader, row.tick
         before, head = self.heads.get(leader, (0, GENESIS))
@@ -53,11 +53,11 @@ class Chains:
             )
         self.heads[leader] = max(tick, before), digest
 
-    def _finding(self, check: str, row: Stored, text: str) -> Finding:
+    def _finding(self, check: str, row: JournalRow, text: str) -> Finding:
         return Finding(check, self.node, row.leader, row.tick, text=text)
 
 
-def check_run(rows: Iterable[Stored], node: str = "") -> list[Finding]:
+def check_run(rows: Iterable[JournalRow], node: str = "") -> list[Finding]:
     """Return the faults of entries in their order; each of their timelines begins at tick 1."""
     chains = Chains(node)
     return [finding for row in rows for finding in chains.check(row)]

@@ -14,7 +14,7 @@ UNREADABLE = "a page that cannot be read"
 
 
 @value
-class Difference:
+class DifferingRow:
     """A row that differs between nodes, although all of them have applied all transactions that have written it."""
 
     table: str  # the table; empty for the definition of a table or an index
@@ -37,7 +37,7 @@ class Difference:
 class Comparison:
     """The result of comparing one range."""
 
-    differences: list[Difference]  # rows that differ
+    differences: list[DifferingRow]  # rows that differ
     # The number of rows that could not be compared, because a transaction has written them in the meantime.
     open: int = 0
     why_not: str = ""  # the reason why the range could not be compared; empty if it was compared
@@ -66,7 +66,7 @@ def compare(table: str, answers: Mapping[str, RangeDigest], members: int) -> Com
     unreadable = sorted(node for node, one in answers.items() if one.unreadable)
     if unreadable:
         facts = {node: one.unreadable for node, one in answers.items()}
-        return Comparison([Difference(table, UNREADABLE, facts, tuple(unreadable))])
+        return Comparison([DifferingRow(table, UNREADABLE, facts, tuple(unreadable))])
     if len({one.schema for one in answers.values()}) > 1:
         return Comparison([], why_not="the schema is being changed")
     why_not = next((one.incomparable for one in answers.values() if one.incomparable), "")
@@ -82,7 +82,7 @@ def compare(table: str, answers: Mapping[str, RangeDigest], members: int) -> Com
         if key in touched:
             left_open += 1
             continue
-        differences.append(Difference(table, print_key(key), rows, minority(rows, members)))
+        differences.append(DifferingRow(table, print_key(key), rows, minority(rows, members)))
     return Comparison(differences, left_open)
 
 

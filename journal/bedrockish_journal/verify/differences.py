@@ -11,8 +11,8 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.store import reading, scan
-from bedrockish_journal.storage.table_layout import Table, quote, user_tables, value_as_sql
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.table_layout import TableLayout, quote, user_tables, value_as_sql
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 from bedrockish_journal.storage.wide_rows import all_of, any_of, select
 
 SHOWN_MAX = 60  # most characters of a value in a sentence
@@ -34,7 +34,7 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
     Args:
         path: the database; no other program may write to it during the comparison.
     """
-    db = Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+    db = ModuleConnection(path, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         db.execute("ATTACH ? AS journaled", (should_be,))
         db.create_scalar_function(ZERO, lambda *values: str(values[0]), 1, deterministic=True)
@@ -90,7 +90,7 @@ def _all(db: apsw.Connection) -> Iterator[Difference]:
             yield from _rows(db, layout)
 
 
-def _rows(db: apsw.Connection, table: Table) -> Iterator[Difference]:
+def _rows(db: apsw.Connection, table: TableLayout) -> Iterator[Difference]:
     """Yield the rows that differ or are surplus, then the missing rows; each by one scan of a table."""
     keys = table.key_columns
     # SQLite needs seconds to compile a join whose index can use 2,000 terms: a plus hides the later terms from it.
@@ -132,7 +132,7 @@ def _exact(name: str) -> str:
     return f"typeof({name}), {value}"
 
 
-def _sentence(table: Table, key: str, extra: bool, values: list[str]) -> str:
+def _sentence(table: TableLayout, key: str, extra: bool, values: list[str]) -> str:
     if extra:
         return f"the row {key} of {table.name} is not from the journal"
     half = len(values) // 2

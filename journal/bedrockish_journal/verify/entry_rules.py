@@ -15,8 +15,8 @@ from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.rights import lacking
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
-from bedrockish_journal.storage.file_claims import Mark
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.file_claims import PrunedBeginning
+from bedrockish_journal.storage.row import JournalRow
 from bedrockish_journal.verify.chain import Chains, Finding
 
 Say = Callable[..., Finding]
@@ -72,10 +72,10 @@ class Audit:
         founding: bytes | None,  # the encoded membership of the founders; None if the file lacks it
         # Returns the body that was applied for (clock, origin) before a place in the order; used for second labels.
         original: Callable[[int, str, int], bytes | None],
-        removed: Mapping[str, Mark] | None = None,  # the marks of timelines whose first entries were removed
+        removed: Mapping[str, PrunedBeginning] | None = None,  # the marks of timelines whose first entries were removed
         *,
         # Returns whether the same entry was checked in another file, so that its changes need not be decoded again.
-        is_checked: Callable[[Stored], bool] = lambda _row: False,
+        is_checked: Callable[[JournalRow], bool] = lambda _row: False,
         # All memberships of the file, by version; they have the rights of the users.
         memberships: Mapping[int, Membership] | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class Audit:
         for leader, mark in self._removed.items():
             yield from self._begin_at(leader, mark)
 
-    def _begin_at(self, leader: str, mark: Mark) -> Iterator[Finding]:
+    def _begin_at(self, leader: str, mark: PrunedBeginning) -> Iterator[Finding]:
         self.chains.heads[leader] = mark.tick, mark.hash
         self.applied[leader] = mark.tick
         self._clocks[leader], self._before[leader] = array("Q", [mark.clock]), mark.tick - 1
@@ -146,7 +146,7 @@ class Audit:
                 text += ": no node removes a last entry"
                 yield Finding("density", self.node, leader, mark.tick, text=text)
 
-    def check(self, row: Stored) -> Iterator[Finding]:
+    def check(self, row: JournalRow) -> Iterator[Finding]:
         """Yield the faults of the next entry."""
         yield from self.chains.check(row)
         self.entries += 1
@@ -219,7 +219,7 @@ class Audit:
             clocks.extend([highest] * ahead)
         self.applied[leader] = max(tick, self.applied.get(leader, 0))
 
-    def _columns(self, row: Stored, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _columns(self, row: JournalRow, entry: Entry, say: Say) -> Iterator[Finding]:
         transaction = entry.transaction
         pairs = (
             ("leader", row.leader, entry.leader),
@@ -284,7 +284,7 @@ class Audit:
         place = tick - self._before.get(node, 0)
         return clocks[min(place, len(clocks)) - 1] if clocks and place > 0 else 0
 
-    def _once(self, row: Stored, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _once(self, row: JournalRow, entry: Entry, say: Say) -> Iterator[Finding]:
         first = self.original(*entry.txid, row.seq) if row.repeat else None
         if (
             row.repeat
@@ -317,7 +317,7 @@ class Audit:
             names = ", ".join(sorted(approved)) or "no voter"
             yield say("quorum", f"was {verb} by {names}: {len(approved)} of {len(voters)} voters, {need} are needed")
 
-    def _membership(self, row: Stored, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _membership(self, row: JournalRow, entry: Entry, say: Say) -> Iterator[Finding]:
         try:
             said = read_membership(entry.transaction.changes)
         except EntryMalformedError as error:

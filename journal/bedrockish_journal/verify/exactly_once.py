@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 from bedrockish_journal.verify.chain import Finding
 
 SHOWN_MAX = 4  # most places that a finding lists for a command that was applied several times
@@ -38,7 +38,7 @@ class Commands:
         self._db = apsw.Connection("")  # a temporary database, which SQLite spills to disk when it is large
         self._db.execute(_DDL)
 
-    def add(self, row: Stored, entry: Entry | None) -> None:
+    def add(self, row: JournalRow, entry: Entry | None) -> None:
         """Add an entry's commands; ``entry`` is None if it cannot be decoded."""
         if entry is None:
             self._unreadable.add(row.seq)

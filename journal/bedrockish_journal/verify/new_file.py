@@ -29,7 +29,7 @@ def why_not_new(path: str | os.PathLike[str]) -> str:
     return ""
 
 
-class Claim:
+class NewFileLock:
     """The exclusive right of a process to make a new file, until its release or the end of the process.
 
     So the unfinished file can have the same name in each run, and the next run after a kill removes it.
@@ -112,7 +112,7 @@ class NewFile:
         if not os.path.isdir(self._folder):
             raise TargetUnwritableError(self.name, f"{self._folder} is not a directory; create it first")
         self.path, self._compact = f"{self.name}.part", f"{self.name}.part.compact"
-        self._claim = Claim(self.name)
+        self._claim = NewFileLock(self.name)
         self._remove()  # left by a process that was killed
 
     def compact(self, db: apsw.Connection) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import apsw
 import cbor2
 
-from bedrockish_journal.model.changes import Step, decode_changes, decode_steps
+from bedrockish_journal.model.changes import SchemaStep, decode_changes, decode_steps
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import (
     ChainBrokenError,
@@ -41,7 +41,7 @@ from bedrockish_journal.storage.table_layout import (
     quote,
     user_tables,
 )
-from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 from bedrockish_journal.storage.virtual_tables import rebuild_indexes, shadow_tables
 from bedrockish_journal.storage.wide_rows import select
 from bedrockish_journal.verify.beginning import (
@@ -60,7 +60,7 @@ PROGRESS_EVERY = 1_000  # number of entries between two calls of ``progress``
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReplayReport:
     """The report of a replay."""
 
     target: str  # the file that was written
@@ -106,7 +106,7 @@ def replay(
     progress: Callable[[int], None] | None = None,  # called with the number of applied entries, now and then
     # Registers the functions and collations that indexes, CHECKs and generated columns use on a connection.
     prepare: Prepare | None = None,
-) -> Report:
+) -> ReplayReport:
     """Write a new database from the journals of one or several nodes.
 
     Raises:
@@ -198,7 +198,7 @@ def _rebuild(
     progress: Callable[[int], None] | None,
     prepare: Prepare | None,
 ) -> "_Rebuild":
-    db = Connection(file.path)
+    db = ModuleConnection(file.path)
     try:
         db.execute(f"PRAGMA encoding = '{sources[0][1].pragma('encoding')}'")
         beginning.copy_tables(db)
@@ -325,7 +325,7 @@ class _Rebuild:
         self.waiting = None
         self._run(sourced, decode_steps(sourced.entry.transaction.changes))
 
-    def _run(self, sourced: Sourced, steps: Sequence[Step]) -> str:
+    def _run(self, sourced: Sourced, steps: Sequence[SchemaStep]) -> str:
         switch(self.db, on=True)
         try:
             if any(step.told for step in steps):  # such a statement may query a full-text index
@@ -341,8 +341,8 @@ class _Rebuild:
     def _mismatch(self, sourced: Sourced, table: str | None, key: str | None, why: str) -> ReplayMismatchError:
         return ReplayMismatchError(_owner(self._sources, sourced.path), sourced.place, table, key, why)
 
-    def report(self, target: str) -> Report:
-        return Report(
+    def report(self, target: str) -> ReplayReport:
+        return ReplayReport(
             target,
             self.digest,
             self.entries,

@@ -10,7 +10,7 @@ from bedrockish_journal.model.vector import covers
 from bedrockish_journal.storage.segment import ends
 from bedrockish_journal.storage.store import applied, reading
 from bedrockish_journal.verify.beginning import latest, safe_clock
-from bedrockish_journal.verify.replay import Prepare, Report, replay
+from bedrockish_journal.verify.replay import Prepare, ReplayReport, replay
 from bedrockish_journal.verify.tables import why_not_whole
 
 SNAPSHOTS, SEGMENTS = "snapshot-??????.db", "journal-??????.db"
@@ -73,7 +73,7 @@ def restore(
     until: Moment | None = None,  # the moment; None for all entries in the files
     progress: Callable[[int], None] | None = None,  # called with the number of applied entries, now and then
     prepare: Prepare | None = None,  # registers the functions and collations of plugins on a connection
-) -> Report:
+) -> ReplayReport:
     """Write a plain database with the tables of a cluster as of a moment, and return a report.
 
     The replay begins with the tables of the backup, if they are not later than the moment; else with an empty database,

@@ -19,7 +19,7 @@ from bedrockish_journal.model.transaction import ROWS, SCHEMA, decode_transactio
 from bedrockish_journal.model.vector import Vector, covers, merge
 from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.store import applied
-from bedrockish_journal.storage.table_layout import Table, find_table, quote, user_tables
+from bedrockish_journal.storage.table_layout import TableLayout, find_table, quote, user_tables
 from bedrockish_journal.storage.virtual_tables import shadow_tables
 from bedrockish_journal.storage.wide_rows import select
 
@@ -189,7 +189,7 @@ def _packed(row: Key) -> Iterator[bytes]:
             yield cbor2.dumps(value)
 
 
-def _rows(db: apsw.Connection, table: Table, keys: list[str], asked: Range) -> Iterator[Key]:
+def _rows(db: apsw.Connection, table: TableLayout, keys: list[str], asked: Range) -> Iterator[Key]:
     """Yield key and values of each row of a range, ordered by key."""
     name, what = quote(table.name), ", ".join(keys)
     compared = f"({what})" if len(keys) > 1 else what
@@ -243,7 +243,7 @@ def _collect_touched(db: apsw.Connection, table: str, known: TouchedKeys, vector
     return ""
 
 
-def _keys_of(table: Table, change: Change) -> Iterator[Key]:
+def _keys_of(table: TableLayout, change: Change) -> Iterator[Key]:
     """Yield the key of the changed row before the change, and its key after the change."""
     if table.rowid is not None:
         for rowid in (change.rowid, change.rowid_after):

@@ -19,7 +19,7 @@ _MOST = (1 << 63) - 1
 Places = Callable[[Txid], list[tuple[str, int]]]
 
 
-class Snapshots:
+class TransactionSnapshots:
     """The snapshots on which the transactions of several journals ran."""
 
     def __init__(self) -> None:

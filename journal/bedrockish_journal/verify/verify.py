@@ -19,15 +19,15 @@ from bedrockish_journal.model.errors import EntryMalformedError, JournalFileErro
 from bedrockish_journal.model.laws import LAWS
 from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.transaction import Txid
-from bedrockish_journal.storage.file_claims import Claims, Mark, disagreements, read_claims
+from bedrockish_journal.storage.file_claims import Claims, PrunedBeginning, disagreements, read_claims
 from bedrockish_journal.storage.pruning import marks
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 from bedrockish_journal.storage.store import applied, find_places, heads, open_readonly, read_meta, scan_stored
 from bedrockish_journal.verify.chain import Finding
 from bedrockish_journal.verify.conflicts import Conflicts
 from bedrockish_journal.verify.entry_rules import Audit
 from bedrockish_journal.verify.exactly_once import Commands
-from bedrockish_journal.verify.snapshots import Snapshots
+from bedrockish_journal.verify.snapshots import TransactionSnapshots
 
 Source = str | os.PathLike[str] | apsw.Connection
 Progress = Callable[[str, int], None]
@@ -35,7 +35,7 @@ PROGRESS_EVERY = 10_000  # number of entries between two calls of ``progress``
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class FileCounts:
     """The checked content of one file."""
 
     node: str  # the node that has the file
@@ -54,7 +54,7 @@ class Verification:
     """The result of a verification."""
 
     findings: list[Finding]  # all faults; empty if the journals keep the laws
-    counts: list[Counts]  # the counts of each file
+    counts: list[FileCounts]  # the counts of each file
     # Node -> (leader, first tick, last tick) that other nodes have and this one lacks. Being behind is not a fault.
     lacks: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
     # The laws that were not checked, each with the option or file that it needs.
@@ -91,7 +91,7 @@ def verify(sources: Sequence[Source], progress: Progress | None = None) -> Verif
 
 def _verify(sources: Sequence[Source], progress: Progress | None) -> Verification:
     findings: list[Finding] = []
-    counts: list[Counts] = []
+    counts: list[FileCounts] = []
     with contextlib.ExitStack() as stack:
         opened: list[tuple[str, apsw.Connection]] = []
         for source in sources:
@@ -99,7 +99,7 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
             node = _name(db, path, [name for name, _ in opened])
             opened.append((node, db))
         members: dict[int, dict[frozenset[str], list[str]]] = {}
-        conflicts, snapshots, retired = Conflicts(), Snapshots(), dict[str, int]()
+        conflicts, snapshots, retired = Conflicts(), TransactionSnapshots(), dict[str, int]()
         claims: dict[str, Claims] = {}
         stack.callback(conflicts.close)
         for (node, db), source in zip(opened, sources, strict=True):
@@ -126,7 +126,7 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
     return Verification(findings, counts, lacks, _unseen(counts))
 
 
-def _unseen(counts: list[Counts]) -> dict[str, str]:
+def _unseen(counts: list[FileCounts]) -> dict[str, str]:
     """Return the laws that were not checked, each with the option or file that it needs."""
     found = {"tables": "--tables", "anchor": "--anchor"}
     if len(counts) < 2:
@@ -176,14 +176,14 @@ def known_nodes(db: apsw.Connection) -> list[str]:
     return sorted({*members, *applied(db)})
 
 
-def _in_first_file(first: apsw.Connection) -> Callable[[Stored], bool]:
+def _in_first_file(first: apsw.Connection) -> Callable[[JournalRow], bool]:
     """Return a predicate: whether the first file has an entry with the same place, hash and body.
 
     The changes of such an entry were checked there, and are not decoded again.
     """
     query = "SELECT 1 FROM bedrockish_journal WHERE leader = ? AND tick = ? AND hash = ? AND body = ?"
 
-    def is_checked(row: Stored) -> bool:
+    def is_checked(row: JournalRow) -> bool:
         return first.execute(query, (row.leader, row.tick, row.hash, row.body)).fetchone() is not None
 
     return is_checked
@@ -206,10 +206,10 @@ def _verify_one(
     db: apsw.Connection,
     findings: list[Finding],
     progress: Progress | None,
-    is_checked: Callable[[Stored], bool],
-    together: tuple[Conflicts, Snapshots],
+    is_checked: Callable[[JournalRow], bool],
+    together: tuple[Conflicts, TransactionSnapshots],
     memberships: Mapping[int, Membership],
-) -> tuple[Audit, Counts]:
+) -> tuple[Audit, FileCounts]:
     founding = read_meta(db, "bootstrap")
 
     def original(clock: int, origin: str, before: int) -> bytes | None:
@@ -243,11 +243,11 @@ def _verify_one(
         progress(node, audit.entries)
     applied_here = dict(sorted(audit.applied.items()))
     begins = {leader: mark.tick for leader, mark in sorted(removed.items())}
-    counts = Counts(node, path, audit.entries, audit.repeats, audit.adopted, applied_here, audit.nodes, begins)
+    counts = FileCounts(node, path, audit.entries, audit.repeats, audit.adopted, applied_here, audit.nodes, begins)
     return audit, counts
 
 
-def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[Counts]) -> int:
+def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[FileCounts]) -> int:
     """Return a clock above which no entry was removed from all files with its timeline; 0 without such a removal."""
     least: dict[str, int] = {}
     for (_, db), count in zip(opened, counts, strict=True):
@@ -260,7 +260,7 @@ def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[Counts]) ->
     return max(least.values(), default=0)
 
 
-def _removed(node: str, db: apsw.Connection, findings: list[Finding]) -> dict[str, Mark]:
+def _removed(node: str, db: apsw.Connection, findings: list[Finding]) -> dict[str, PrunedBeginning]:
     try:
         return marks(db)
     except EntryMalformedError as error:
@@ -282,7 +282,7 @@ def _twice(node: str, db: apsw.Connection) -> Iterator[Finding]:
 
 
 def _compare(
-    opened: list[tuple[str, apsw.Connection]], counts: list[Counts], findings: list[Finding]
+    opened: list[tuple[str, apsw.Connection]], counts: list[FileCounts], findings: list[Finding]
 ) -> dict[str, list[tuple[str, int, int]]]:
     """Compare all journals by timeline; add forks to the findings, and return the spans that each node lacks and has
     not removed itself.
@@ -327,7 +327,9 @@ def _place(row: tuple[str, int, str, bytes]) -> tuple[str, int]:
     return row[0], row[1]
 
 
-def _verify_own_tails(opened: list[tuple[str, apsw.Connection]], counts: list[Counts], findings: list[Finding]) -> None:
+def _verify_own_tails(
+    opened: list[tuple[str, apsw.Connection]], counts: list[FileCounts], findings: list[Finding]
+) -> None:
     """Check that no file has more of a node's timeline than the node itself, whose file has each entry first.
 
     The end of the node's timeline is read again, after all other files, because the nodes may be running.

@@ -30,18 +30,18 @@ from bedrockish_journal.spark.export.manifest import (
 from bedrockish_journal.spark.source.builders import Builder
 from bedrockish_journal.spark.source.columns import batch
 from bedrockish_journal.spark.source.context import Context
-from bedrockish_journal.spark.source.feeds import Feed
+from bedrockish_journal.spark.source.feeds import OpenJournal
 from bedrockish_journal.spark.source.plans import Span, Wanted, advance, cut, spans_between
 from bedrockish_journal.spark.source.reading import rows_before
 from bedrockish_journal.spark.source.tables import TABLES
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
 STEP = 20_000  # the greatest number of entries between two manifests, and in a file
 BUFFER_ROWS = 32_768  # rows of a row group of a file
 ENTRIES_AT_ONCE = 2_048
 
 
-class Written(NamedTuple):
+class WrittenRange(NamedTuple):
     """A range of ticks whose files have temporary names."""
 
     span: Span  # the timeline, and its first and last tick in the range
@@ -61,7 +61,7 @@ class Progress:
 
 
 def export(
-    feed: Feed,
+    feed: OpenJournal,
     # The export's directory, which is created if it does not exist. Several nodes may share a directory.
     directory: str,
     progress: Callable[[Progress], None] | None = None,  # called after each step
@@ -106,7 +106,7 @@ def begin(manifest: Manifest, context: Context, *, oldest: bool) -> dict[str, in
     return {mark.leader: mark.tick for mark in marks}
 
 
-def write_aside(feed: Feed, span: Span, directory: str) -> Written:
+def write_aside(feed: OpenJournal, span: Span, directory: str) -> WrittenRange:
     """Write the rows of a range of ticks into files with temporary names, for all tables, and return the range.
 
     Raises:
@@ -116,7 +116,7 @@ def write_aside(feed: Feed, span: Span, directory: str) -> Written:
     leader, low, high = span
     feed.context.skip = True  # an entry that cannot be decoded has only a row of commits, with the reason
     tables = _Tables(feed.context, span, directory)
-    last: Stored | None = None
+    last: JournalRow | None = None
     first_prev = GENESIS
     try:
         with closing(feed.scan([span], Wanted(whole=True))) as rows:
@@ -132,10 +132,12 @@ def write_aside(feed: Feed, span: Span, directory: str) -> Written:
         tables.close()
     if last is None or last.tick != high:
         raise JournalError(f"{feed.context.path} lost entries of {leader}{low} to {leader}{high} while they were read")
-    return Written(span, tables.names, first_prev, last.hash)
+    return WrittenRange(span, tables.names, first_prev, last.hash)
 
 
-def publish(directory: str, manifest: Manifest, context: Context, upto: dict[str, int], written: list[Written]) -> None:
+def publish(
+    directory: str, manifest: Manifest, context: Context, upto: dict[str, int], written: list[WrittenRange]
+) -> None:
     """Rename the files of some ranges to their final names, and include the ranges in the manifest.
 
     Raises:
@@ -193,7 +195,7 @@ class _Tables:
         """The tables that have rows."""
         return list(self._writers)
 
-    def take(self, chunk: list[Stored]) -> None:
+    def take(self, chunk: list[JournalRow]) -> None:
         """Add the rows of some entries."""
         for row in chunk:
             for name, builder in self._builders.items():

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bedrockish_journal.spark.source.columns import ARROW, Types
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
 BATCH_ROWS = 1024  # with more rows, Python's garbage collector scans them so often that it costs a third of the time
 BATCH_BYTES = 8 << 20  # bytes of entries at which a batch is full
@@ -26,7 +26,7 @@ class Builder(Protocol):
     def is_full(self) -> bool:
         """Return whether the batch is large enough for ``take``."""
 
-    def add(self, row: Stored) -> None:
+    def add(self, row: JournalRow) -> None:
         """Add the rows of an entry.
 
         Raises:

@@ -13,7 +13,7 @@ from bedrockish_journal.model.changes import DELETE, INSERT, INT64, UPDATE, Chan
 from bedrockish_journal.spark.source.builders import BATCH_BYTES, BATCH_ROWS, Part, arrow_batch
 from bedrockish_journal.spark.source.columns import Types
 from bedrockish_journal.spark.source.context import Context
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
 Image = list[Value] | None
 _VALUES = frozenset({type(None), int, float, str, bytes})
@@ -21,7 +21,7 @@ _SHAPES = {(INSERT, True, False), (UPDATE, False, False), (DELETE, False, True)}
 
 
 class _Entry(NamedTuple):
-    row: Stored
+    row: JournalRow
     found: ChangeColumns
     makers: Sequence[str | None]
     users: Sequence[str | None]
@@ -36,7 +36,7 @@ class TableChanges:
 
     name: str  # the table
     columns: tuple[str, ...]  # its columns
-    rows: list[Stored] = field(default_factory=list)  # the entries
+    rows: list[JournalRow] = field(default_factory=list)  # the entries
     counts: list[int] = field(default_factory=list)  # the number of changes of the table in each entry
     order: list[int] = field(default_factory=list)  # the index of each change among all changes of the batch
     numbers: list[int] = field(default_factory=list)  # the index of each change in its entry
@@ -107,7 +107,7 @@ class ChangeBuilder(ABC):
         """Return whether the batch is large enough for ``take``."""
         return self.count >= BATCH_ROWS or self._bytes >= BATCH_BYTES
 
-    def add(self, row: Stored) -> None:
+    def add(self, row: JournalRow) -> None:
         """Add the changes of an entry; see ``Builder.add``."""
         found = self._context.changes(row)
         if found is None or not any(type(name) is not str or self._wants(name) for name, _ in found.heads):

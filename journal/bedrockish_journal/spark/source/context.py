@@ -14,8 +14,8 @@ from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Label
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import ROWS, Transaction
-from bedrockish_journal.spark.source.founding import Beginning
-from bedrockish_journal.storage.row import Stored, decode_parts
+from bedrockish_journal.spark.source.founding import FoundingRecords
+from bedrockish_journal.storage.row import JournalRow, decode_parts
 
 # Indexes of fields in the encoded body, see ``bedrockish_journal.model.transaction``.
 COMMAND, ACCESS_SET, CHANGES = 7, 10, 11
@@ -32,7 +32,7 @@ class Context:
     path: str  # the file, for errors
     # Returns the columns of a table's declared primary key, by the node's present schema.
     look_up: Callable[[str], list[str]]
-    beginning: Beginning  # the node's records of the time before its journal
+    beginning: FoundingRecords  # the node's records of the time before its journal
     # Leave out entries that cannot be decoded instead of failing; they still have a row in ``commits``.
     skip: bool = False
     # The columns wanted; values that only other columns need are not computed. None for all.
@@ -40,16 +40,16 @@ class Context:
     named: frozenset[str] | None = None  # the tables whose ``changes`` are wanted, by their folded names; None for all
     cluster: str = ""  # the id of the cluster; empty if the journal does not tell it
     keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
-    _row: Stored | None = None
+    _row: JournalRow | None = None
     _decoded: "Decoded | EntryMalformedError | None" = None
-    _packed_row: Stored | None = None
+    _packed_row: JournalRow | None = None
     _packed: list[Any] = field(default_factory=list)
 
     def wants(self, *columns: str) -> bool:
         """Return whether the reader wants one of these columns."""
         return self.columns is None or not self.columns.isdisjoint(columns)
 
-    def field(self, row: Stored, place: int) -> Any:
+    def field(self, row: JournalRow, place: int) -> Any:
         """Return one field of a transaction's body, without checking the others.
 
         Return None if the body cannot be decoded and may be skipped.
@@ -69,7 +69,7 @@ class Context:
             self._packed_row, self._packed = row, packed
         return self._packed[place]
 
-    def decoded(self, row: Stored) -> "Decoded | EntryMalformedError":
+    def decoded(self, row: JournalRow) -> "Decoded | EntryMalformedError":
         """Return a decoded entry, or the error; cached, because several tables may ask for the same row in turn."""
         if self._row is not row or self._decoded is None:
             self._row = row
@@ -80,7 +80,7 @@ class Context:
                 self._decoded = error
         return self._decoded
 
-    def changes(self, row: Stored) -> ChangeColumns | None:
+    def changes(self, row: JournalRow) -> ChangeColumns | None:
         """Return the row changes of an entry; None without changes, or if it cannot be decoded and may be skipped.
 
         Raises:
@@ -90,7 +90,7 @@ class Context:
             return None
         return self.unpack(row, decode_change_columns)
 
-    def makers(self, row: Stored, count: int) -> tuple[Sequence[str | None], Sequence[str | None]]:
+    def makers(self, row: JournalRow, count: int) -> tuple[Sequence[str | None], Sequence[str | None]]:
         """Return the commands behind an entry's changes, and the commands' users; None in places that are unknown."""
         self.field(row, CHANGES)
         if self._packed_row is row and len(self._packed) == BARE and type(self._packed[COMMAND]) is str:
@@ -102,7 +102,7 @@ class Context:
         whose = {command: found.transaction.user_of(command) for command in {*makers}}
         return makers, [whose[maker] for maker in makers]
 
-    def unpack(self, row: Stored, decode: Callable[[bytes], _T]) -> _T | None:
+    def unpack(self, row: JournalRow, decode: Callable[[bytes], _T]) -> _T | None:
         """Return the decoded changes of an entry, or None if they cannot be decoded and may be skipped.
 
         Raises:
@@ -118,7 +118,7 @@ class Context:
                 return None
             raise self.unreadable(row, error) from error
 
-    def unreadable(self, row: Stored, error: Exception) -> EntryMalformedError:
+    def unreadable(self, row: JournalRow, error: Exception) -> EntryMalformedError:
         """Return the error for an entry that cannot be decoded."""
         return EntryMalformedError(
             f"{row.leader}{row.tick} in {self.path}: {error}; the table commits names all such entries, "
@@ -141,7 +141,7 @@ class Decoded(NamedTuple):
     transaction: Transaction
 
 
-def head(context: Context, row: Stored) -> tuple[Any, ...]:
+def head(context: Context, row: JournalRow) -> tuple[Any, ...]:
     """Return the values of the columns of ``HEAD``, which are the same in all rows of an entry."""
     txid = f"{row.origin}-{row.clock:x}"
     at = milliseconds(row.clock) * 1000

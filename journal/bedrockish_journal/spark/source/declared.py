@@ -16,9 +16,9 @@ from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
 from bedrockish_journal.model.plain_names import folded, is_users
 from bedrockish_journal.model.transaction import SCHEMA, decode_transaction
-from bedrockish_journal.spark.source.feeds import Feed
+from bedrockish_journal.spark.source.feeds import OpenJournal
 from bedrockish_journal.spark.source.typed_values import column_type, kept_type
-from bedrockish_journal.storage.definitions import Definitions
+from bedrockish_journal.storage.definitions import DefinitionRunner
 from bedrockish_journal.storage.vector_modules import SqliteError
 
 _OF_TABLES = re.compile(
@@ -41,7 +41,7 @@ class Declared:
     keys: tuple[tuple[str, ...], ...]  # the columns of each primary key of any version, the last first
 
 
-def declared(feeds: Iterable[Feed], table: str) -> Declared:
+def declared(feeds: Iterable[OpenJournal], table: str) -> Declared:
     """Return the declarations of a table in some journals of one cluster.
 
     Raises:
@@ -70,9 +70,9 @@ def declared(feeds: Iterable[Feed], table: str) -> Declared:
     return Declared(table, types, tuple(reversed(keys)))
 
 
-def _versions(feed: Feed, table: str) -> Iterator[list[tuple[str, str, int]]]:
+def _versions(feed: OpenJournal, table: str) -> Iterator[list[tuple[str, str, int]]]:
     """Yield a table's columns in each version of the schema, as (name, declared type, place in the primary key)."""
-    with closing(Definitions()) as db:
+    with closing(DefinitionRunner()) as db:
         for statement in _statements(feed):
             if _OF_TABLES.match(statement):
                 with suppress(SqliteError):
@@ -88,7 +88,7 @@ def _columns(ask: Callable[[str, tuple[str]], Iterable[Sequence[Any]]], table: s
     return rows
 
 
-def _statements(feed: Feed) -> Iterator[str]:
+def _statements(feed: OpenJournal) -> Iterator[str]:
     """Yield the statements of all schema changes, in the order in which they came into force."""
     ((is_kept,),) = feed.ask(_IS_KEPT, ())
     if is_kept:

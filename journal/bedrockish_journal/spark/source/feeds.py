@@ -12,7 +12,7 @@ from bedrockish_journal.model.vector import covers
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.files import open_file_feed
 from bedrockish_journal.spark.source.plans import Ask, Span, Wanted, bounds
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
 Access = Mapping[str, str]
 NO_ACCESS: Access = {}
@@ -20,7 +20,7 @@ NODE = "bedrockish://"  # the beginning of a running node's URL
 SUFFIXES = (".db", ".sqlite", ".sqlite3")  # suffixes of the files that are read in a directory
 
 
-class Feed(Protocol):
+class OpenJournal(Protocol):
     """The open journal of one node."""
 
     @property
@@ -31,7 +31,7 @@ class Feed(Protocol):
     def ask(self) -> Ask:
         """Runs a query on the journal, and returns the rows."""
 
-    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
+    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[JournalRow]:
         """Yield the wanted entries of some ranges, by timeline and tick.
 
         Raises:
@@ -53,7 +53,7 @@ def hides_members(path: str, context: Context) -> bool:
     return is_url(path) and context.beginning.founding is None
 
 
-def open_feed(path: str, access: Access = NO_ACCESS) -> AbstractContextManager[Feed]:
+def open_feed(path: str, access: Access = NO_ACCESS) -> AbstractContextManager[OpenJournal]:
     """Open the journal of a node: in its file, or at the node itself.
 
     Args:

@@ -25,7 +25,7 @@ from bedrockish_journal.spark.source.founding import read_beginning
 from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, Wanted, check_held
 from bedrockish_journal.storage.definitions import columns_asked
 from bedrockish_journal.storage.packing import install
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
 BUSY_S = 5.0
 _MAGIC = b"SQLite format 3\0"
@@ -117,7 +117,7 @@ class FileFeed:
     def _primary_key(self, table: str) -> list[str]:
         return [name for (name,) in columns_asked(self._db, PRIMARY_KEY, (table,))]
 
-    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
+    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[JournalRow]:
         """Yield entries as ``Feed.scan`` does, with one snapshot for each range."""
         query, values = wanted.query
         for span in spans:
@@ -125,7 +125,7 @@ class FileFeed:
             try:
                 self._check(span, wanted.whole)
                 for row in self._db.execute(query, (*span, *values)):
-                    yield Stored._make(row)
+                    yield JournalRow._make(row)
             finally:
                 self._db.execute("ROLLBACK")
 

@@ -10,18 +10,18 @@ from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import parse_txid
 from bedrockish_journal.spark.source.plans import Ask
-from bedrockish_journal.storage.file_claims import Mark, has, marks, removed_memberships, skipped, value
+from bedrockish_journal.storage.file_claims import PrunedBeginning, has, marks, removed_memberships, skipped, value
 
 Member = tuple[int, str, str, bool, str, list[tuple[str, int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class FoundingRecords:
     """A node's records of the time before the first entry of its journal."""
 
     founding: object = None  # the encoded membership of the cluster's founding; None if the file lacks it
     changed: object = None  # the encoded memberships of removed entries; None without such entries
-    marks: tuple[Mark, ...] = ()  # a mark for each timeline whose first entries were removed
+    marks: tuple[PrunedBeginning, ...] = ()  # a mark for each timeline whose first entries were removed
     # Clock and origin of each transaction that the node skipped by an operator's decision.
     void: frozenset[tuple[int, str]] = frozenset()
 
@@ -53,7 +53,7 @@ class Beginning:
             ) from error
 
 
-def read_beginning(ask: Ask, path: str) -> Beginning:
+def read_beginning(ask: Ask, path: str) -> FoundingRecords:
     """Return the records of the time before the first entry of a journal.
 
     Raises:
@@ -65,7 +65,7 @@ def read_beginning(ask: Ask, path: str) -> Beginning:
         founding, changed = value(ask, "bootstrap"), value(ask, "pruned_members")
         void = frozenset((txid.clock, txid.leader) for txid in map(parse_txid, skipped(ask)))
     try:
-        return Beginning(founding, changed, marks(ask), void)
+        return FoundingRecords(founding, changed, marks(ask), void)
     except EntryMalformedError as error:
         raise JournalError(f"{path}: {error}") from error
 

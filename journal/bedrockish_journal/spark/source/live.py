@@ -19,7 +19,7 @@ from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
 from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, Wanted, check_held
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
 PAGE_BYTES = 1 << 20
 PAGE_TICKS = 1_000
@@ -70,7 +70,7 @@ class NodeFeed:
         time.sleep(min(time.monotonic() - begun, SLEEP_MAX_S))
         return [one.rows for one in found]
 
-    def _one_by_one(self, span: Span, wanted: Wanted) -> Iterator[Stored]:
+    def _one_by_one(self, span: Span, wanted: Wanted) -> Iterator[JournalRow]:
         """Yield the entries of a page that is too large for one result, by streams, which have no such bound.
 
         The bytes of an entry are read by a statement of their own, because the number of columns of a statement bounds
@@ -78,7 +78,7 @@ class NodeFeed:
         """
         query, values = replace(wanted, blobs=False).query
         with self._connection.stream(query, (*span, *values), read=STALE) as heads:
-            found = [Stored._make(head) for head in heads]
+            found = [JournalRow._make(head) for head in heads]
         for one in found:
             with self._connection.stream(_BLOBS, (one.leader, one.tick), read=STALE) as blobs:
                 yield from (one._replace(label=label, body=body) for label, body in blobs)
@@ -86,7 +86,7 @@ class NodeFeed:
     def _primary_key(self, table: str) -> list[str]:
         return [str(row[0]) for row in self.ask(PRIMARY_KEY, (table,))]
 
-    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
+    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[JournalRow]:
         """Yield entries as ``Feed.scan`` does, page by page.
 
         Raises:
@@ -99,7 +99,7 @@ class NodeFeed:
                 if ticks:
                     try:
                         held, found = self._ask_all((HELD, (leader,)), (query, (leader, low, last, *values)))
-                        rows = list(map(Stored._make, found))
+                        rows = list(map(JournalRow._make, found))
                     except TooLargeError:
                         rows = list(self._one_by_one((leader, low, last), wanted))
                         (held,) = self._ask_all((HELD, (leader,)))  # after the reading, to detect a removal during it

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bedrockish_journal.model.plain_names import folded
-from bedrockish_journal.spark.source.plans import HIGHEST, LOWEST, NO_LIMITS, Limits
-from bedrockish_journal.spark.source.tables import TABLES, Table
+from bedrockish_journal.spark.source.plans import HIGHEST, LOWEST, NO_LIMITS, BatchLimits
+from bedrockish_journal.spark.source.tables import TABLES, SourceTable
 
 PARTITION_ROWS = 50_000
 BEGINNING, OLDEST, NOW = "beginning", "oldest", "now"
@@ -20,13 +20,13 @@ CHOICES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReadOptions:
     """The options of a read, checked."""
 
     path: str  # the journals: comma separated node files, globs, directories, and URLs of running nodes
     table: str = "commits"  # the name of the table
     rows: str | None = None  # the user's table whose changes are wanted, with typed columns, instead of ``table``
-    limits: Limits = NO_LIMITS  # the conditions on wanted entries and changes
+    limits: BatchLimits = NO_LIMITS  # the conditions on wanted entries and changes
     columns: tuple[str, ...] = ()  # the columns wanted, in this order; empty for all
     # Commits read by one task; None for the default, by which one task reads all of a running node.
     partition_rows: int | None = None
@@ -45,7 +45,7 @@ class Options:
         return self.table if self.rows is None else self.rows
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> "Options":
+    def parse(cls, given: Mapping[str, str]) -> "ReadOptions":
         """Return the checked options of ``spark.read`` or ``spark.readStream``.
 
         Raises:
@@ -81,7 +81,7 @@ class Options:
         leaders, tables = _names(options, "leader"), _names(options, "tables")
         if tables and "table" not in TABLES[table].columns:
             raise ValueError(f"the option 'tables' is for the table changes, and this is {table}")
-        limits = Limits(
+        limits = BatchLimits(
             frozenset(leaders) if leaders else None,
             (LOWEST if low is None else low, HIGHEST if high is None else high),
             frozenset(map(folded, tables)) if tables else None,
@@ -129,7 +129,7 @@ def _number(options: Mapping[str, str], name: str, least: int) -> int | None:
     return int(text)
 
 
-def check_columns(table: Table, name: str, columns: tuple[str, ...]) -> None:
+def check_columns(table: SourceTable, name: str, columns: tuple[str, ...]) -> None:
     """Check that a table has the wanted columns.
 
     Raises:

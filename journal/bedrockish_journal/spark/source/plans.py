@@ -48,7 +48,7 @@ _UNSAFE = f"""SELECT leader, min(tick) FROM (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """The conditions of a query on entries, all of which an entry has to meet."""
 
     leaders: frozenset[str] | None = None  # the timelines of the entries; None for all
@@ -62,7 +62,7 @@ class Limits:
         )
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = BatchLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def bounds(ask: Ask) -> dict[str, Between]:
     return found
 
 
-def plan(ask: Ask, limits: Limits, rows: int | None) -> list[tuple[Span, ...]]:
+def plan(ask: Ask, limits: BatchLimits, rows: int | None) -> list[tuple[Span, ...]]:
     """Return the ranges that contain the wanted entries of the present journal, in groups of ``rows`` entries.
 
     This takes a few seeks for each timeline, however long the journal is. The ranges may also contain other entries.

@@ -11,7 +11,7 @@ from bedrockish_journal.spark.source.builders import BATCH_ROWS, in_pieces
 from bedrockish_journal.spark.source.columns import batch
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.feeds import (
-    Feed,
+    OpenJournal,
     check_clusters,
     check_same,
     copies_error,
@@ -20,9 +20,9 @@ from bedrockish_journal.spark.source.feeds import (
     nodes_of,
     open_feed,
 )
-from bedrockish_journal.spark.source.options import PARTITION_ROWS, Options
-from bedrockish_journal.spark.source.plans import NO_LIMITS, Limits, Span, Wanted, plan
-from bedrockish_journal.spark.source.tables import Table
+from bedrockish_journal.spark.source.options import PARTITION_ROWS, ReadOptions
+from bedrockish_journal.spark.source.plans import NO_LIMITS, BatchLimits, Span, Wanted, plan
+from bedrockish_journal.spark.source.tables import SourceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Part:
     cluster: str
 
 
-def parts(options: Options, table: Table) -> list[Part]:
+def parts(options: ReadOptions, table: SourceTable) -> list[Part]:
     """Return the parts to read, which fix the entries that the reader will see.
 
     Raises:
@@ -64,7 +64,7 @@ def parts(options: Options, table: Table) -> list[Part]:
 
 
 def read_part(
-    part: Part, options: Options, table: Table, columns: dict[str, str], *, whole: bool = False
+    part: Part, options: ReadOptions, table: SourceTable, columns: dict[str, str], *, whole: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part as Arrow batches; with ``whole``, each tick of the part must exist.
 
@@ -78,12 +78,12 @@ def read_part(
 
 
 def batches(
-    feed: Feed,
-    table: Table,
+    feed: OpenJournal,
+    table: SourceTable,
     spans: tuple[Span, ...],
     # The conditions on wanted entries and changes, by which the ranges were planned, and whether to skip entries that
     # cannot be decoded.
-    options: Options,
+    options: ReadOptions,
     columns: dict[str, str],  # name and Spark type of the columns wanted
     *,
     before: bool,  # whether to include the rows of the time before the journal
@@ -113,7 +113,7 @@ def batches(
         yield from in_pieces(builder.take(), BATCH_ROWS)
 
 
-def rows_before(context: Context, table: Table, limits: Limits = NO_LIMITS) -> Iterator[tuple[Any, ...]]:
+def rows_before(context: Context, table: SourceTable, limits: BatchLimits = NO_LIMITS) -> Iterator[tuple[Any, ...]]:
     """Yield the rows without an entry, from the time before the journal."""
     if table.before is not None:
         leader, clock = (list(table.columns).index(name) for name in ("leader", "clock"))

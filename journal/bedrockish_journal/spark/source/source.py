@@ -12,10 +12,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bedrockish_journal.spark.source.columns import ddl
-from bedrockish_journal.spark.source.options import Options, check_columns
+from bedrockish_journal.spark.source.options import ReadOptions, check_columns
 from bedrockish_journal.spark.source.reading import parts, read_part
-from bedrockish_journal.spark.source.stream import BedrockishStreamReader, Piece
-from bedrockish_journal.spark.source.tables import Table
+from bedrockish_journal.spark.source.stream import BedrockishStreamReader, StreamTask
+from bedrockish_journal.spark.source.tables import SourceTable
 from bedrockish_journal.spark.source.typed_rows import table_of
 
 
@@ -57,7 +57,7 @@ class BedrockishSource(DataSource):
         Raises:
             ValueError: an option is wrong.
         """
-        options = Options.parse(self.options)
+        options = ReadOptions.parse(self.options)
         table = table_of(options)
         check_columns(table, options.name, options.columns)
         return ddl({name: table.columns[name] for name in options.columns or table.columns})
@@ -68,18 +68,18 @@ class BedrockishSource(DataSource):
         Raises:
             ValueError: an option is wrong, or the schema has a column that the table lacks or of another type.
         """
-        options = Options.parse(self.options)
+        options = ReadOptions.parse(self.options)
         table = table_of(options)
         return BedrockishReader(options, _columns(options, table, schema), table)
 
     def streamReader(self, schema: StructType) -> BedrockishStreamReader:  # noqa: N802  (Spark's name)
         """Return the stream of the columns in ``schema``. The errors are those of ``reader``."""
-        options = Options.parse(self.options)
+        options = ReadOptions.parse(self.options)
         table = table_of(options)
         return BedrockishStreamReader(options, _columns(options, table, schema), table)
 
 
-def _columns(options: Options, table: Table, schema: StructType) -> dict[str, str]:
+def _columns(options: ReadOptions, table: SourceTable, schema: StructType) -> dict[str, str]:
     check_columns(table, options.name, tuple(schema.fieldNames()))
     wanted = {name: table.columns[name] for name in schema.fieldNames()}
     for column in schema.fields:
@@ -96,7 +96,7 @@ class BedrockishReader(DataSourceReader):
         columns: name and Spark type of the columns wanted.
     """
 
-    def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:
+    def __init__(self, options: ReadOptions, columns: dict[str, str], table: SourceTable) -> None:
         self.options = options
         self.table = table
         self.columns = columns
@@ -109,7 +109,7 @@ class BedrockishReader(DataSourceReader):
             BedrockishError: a node cannot be reached.
         """
         found = parts(self.options, self.table)
-        return [Piece(part) for part in found] or [Piece(None)]
+        return [StreamTask(part) for part in found] or [StreamTask(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one piece as Arrow batches.
@@ -118,7 +118,7 @@ class BedrockishReader(DataSourceReader):
             JournalPrunedError: entries were removed from the journal after the read was planned.
             JournalError: the journal can no longer be read, or an entry cannot be decoded.
         """
-        assert isinstance(partition, Piece)
+        assert isinstance(partition, StreamTask)
         if partition.part is not None:
             yield from read_part(partition.part, self.options, self.table, self.columns)
 

@@ -19,11 +19,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from bedrockish_journal.model.errors import FileMissingError, JournalError
 from bedrockish_journal.model.plain_names import folded
-from bedrockish_journal.spark.source.feeds import Feed, expand, nodes_of, open_feed, shown
-from bedrockish_journal.spark.source.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, Options
+from bedrockish_journal.spark.source.feeds import OpenJournal, expand, nodes_of, open_feed, shown
+from bedrockish_journal.spark.source.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, ReadOptions
 from bedrockish_journal.spark.source.plans import advance, bounds, cut, safe_prefix, spans_between
 from bedrockish_journal.spark.source.reading import Part, read_part
-from bedrockish_journal.spark.source.tables import Table
+from bedrockish_journal.spark.source.tables import SourceTable
 
 Offset = dict[str, dict[str, int]]
 BEHIND_S = 60.0  # seconds for which a journal may lack entries that the stream has read: its node may be refilled
@@ -31,7 +31,7 @@ CLUSTER, TABLE = "cluster:", "table:"  # prefixes in an offset, which no node's 
 
 
 @dataclass
-class Piece(InputPartition):
+class StreamTask(InputPartition):
     """The input of one task; None for an empty read, because Spark needs at least one task."""
 
     part: Part | None
@@ -40,7 +40,7 @@ class Piece(InputPartition):
 class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader that finds the files' ends, plans the batches between two offsets and reads them in Spark's workers."""
 
-    def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:
+    def __init__(self, options: ReadOptions, columns: dict[str, str], table: SourceTable) -> None:
         self.options = options
         self.table = table
         self.columns = columns
@@ -106,7 +106,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 f"{', '.join(nodes)}, with the same commits; {_AGAIN}"
             )
 
-    def _check_has(self, feed: Feed, node: str, path: str, read: Mapping[str, int]) -> None:
+    def _check_has(self, feed: OpenJournal, node: str, path: str, read: Mapping[str, int]) -> None:
         """Check that a journal has the entries that the stream has read; an older copy would yield no rows for ever.
 
         Pruning never removes the last entry of a timeline, so a journal that was pruned further passes.
@@ -151,7 +151,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         cluster: Offset = {CLUSTER + self._cluster: {}} if self._cluster else {}
         return ordered({**vectors, **cluster, TABLE + self._table: {}})
 
-    def _upto(self, feed: Feed) -> dict[str, int] | None:
+    def _upto(self, feed: OpenJournal) -> dict[str, int] | None:
         """Return the vector up to which the stream may go; None for no limit."""
         return safe_prefix(feed.ask) if self.options.until == SAFE else None
 
@@ -186,7 +186,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             for group in cut(spans, self.options.partition_rows or PARTITION_ROWS):
                 if leaders is not None:
                     group = tuple(span for span in group if span[0] in leaders)
-                pieces.append(Piece(Part(files[node], group, first, node, self._cluster)))
+                pieces.append(StreamTask(Part(files[node], group, first, node, self._cluster)))
                 first = False
         return pieces
 
@@ -197,7 +197,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             JournalPrunedError: the file no longer has the entries of the task.
             JournalError: the file was replaced or cannot be read, or an entry cannot be decoded.
         """
-        assert isinstance(partition, Piece)
+        assert isinstance(partition, StreamTask)
         assert partition.part is not None
         yield from read_part(partition.part, self.options, self.table, self.columns, whole=True)
 
@@ -208,7 +208,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._cluster = next(iter(clusters), "")
         return files
 
-    def _open(self, path: str) -> AbstractContextManager[Feed]:
+    def _open(self, path: str) -> AbstractContextManager[OpenJournal]:
         return open_feed(path, self.options.access)
 
     def _removed(self, path: str) -> dict[str, int]:

@@ -17,13 +17,13 @@ from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
 from bedrockish_journal.spark.source.columns import Types, batch
 from bedrockish_journal.spark.source.context import ACCESS_SET, HEAD, Context, Decoded, head
 from bedrockish_journal.spark.source.founding import decode_members
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
-Maker = Callable[[Context, Stored], Iterator[tuple[Any, ...]]]
+Maker = Callable[[Context, JournalRow], Iterator[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SourceTable:
     """A table of the data source."""
 
     columns: dict[str, str]  # ``Types`` of all columns
@@ -57,7 +57,7 @@ class MadeRows:
         """Return whether the batch is large enough for ``take``."""
         return len(self._rows) >= BATCH_ROWS
 
-    def add(self, row: Stored) -> None:
+    def add(self, row: JournalRow) -> None:
         """Add the rows of an entry; see ``Builder.add``."""
         self._rows += self._make(self._context, row)
 
@@ -67,11 +67,11 @@ class MadeRows:
         return batch(self._types, rows, self._places)
 
 
-def _made(columns: dict[str, str], make: Maker, **more: Any) -> Table:
-    return Table(columns, partial(MadeRows, columns, make), **more)
+def _made(columns: dict[str, str], make: Maker, **more: Any) -> SourceTable:
+    return SourceTable(columns, partial(MadeRows, columns, make), **more)
 
 
-def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+def _commits(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]:
     adopted_from = after = quorum = config = isolation = joined = users = malformed = None
     if context.wants(*_DECODED):
         found = context.decoded(row)
@@ -106,7 +106,7 @@ def _commits(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     )
 
 
-def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | None:
+def _disagreement(row: JournalRow, label: Label, transaction: Transaction) -> str | None:
     if (label.leader, label.tick) != (row.leader, row.tick):
         return f"the row is of {row.leader}{row.tick}, but its label says {label.leader}{label.tick}"
     if label.txid != (row.clock, row.origin):
@@ -123,7 +123,7 @@ def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | 
     return None
 
 
-def _approvals(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+def _approvals(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]:
     try:
         quorum = decode_label(row.label).quorum  # only the label has the approvals
     except EntryMalformedError as error:
@@ -135,7 +135,7 @@ def _approvals(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
         yield *of_all, approver, tick
 
 
-def _access_sets(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+def _access_sets(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]:
     packed = context.field(row, ACCESS_SET)
     if packed is None:
         return
@@ -155,14 +155,14 @@ def _access_sets(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
             yield *of_all, access, object_of(low), None, low, high
 
 
-def _schema_history(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+def _schema_history(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]:
     found = context.decoded(row)
     activates = (found.transaction.activates or None) if isinstance(found, Decoded) else None
     for place, statement in enumerate(context.unpack(row, decode_statements) or ()):
         yield *head(context, row), place, statement, activates
 
 
-def _members(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
+def _members(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]:
     for member in context.unpack(row, decode_members) or ():
         yield *head(context, row), *member
 
@@ -199,9 +199,9 @@ _COMMITS = {
 }
 _DECODED = ("adopted_from", "after", "quorum", "config", "isolation", "joined", "malformed", "users")
 
-TABLES: dict[str, Table] = {
+TABLES: dict[str, SourceTable] = {
     "commits": _made(_COMMITS, _commits, bare=frozenset(_COMMITS) - {*_DECODED, "label", "body"}),
-    "changes": Table(dict(CHANGES), ChangeRows, kind=ROWS),
+    "changes": SourceTable(dict(CHANGES), ChangeRows, kind=ROWS),
     "approvals": _made({**HEAD, "approver": "STRING", "approver_tick": "BIGINT"}, _approvals),
     "footprints": _made(
         {**HEAD, "access": "STRING", "object": "STRING", "key": "BINARY", "low": "BINARY", "high": "BINARY"},
@@ -224,7 +224,7 @@ TABLES: dict[str, Table] = {
         before=_members_before,
         kind=MEMBERS,
     ),
-    "pruned": Table(
+    "pruned": SourceTable(
         {
             "node": "STRING",
             "leader": "STRING",

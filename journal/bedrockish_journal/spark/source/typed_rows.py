@@ -16,8 +16,8 @@ from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.declared import Declared, declared
 from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
 from bedrockish_journal.spark.source.json_rows import row_texts, value_texts
-from bedrockish_journal.spark.source.options import Options
-from bedrockish_journal.spark.source.tables import TABLES, Table
+from bedrockish_journal.spark.source.options import ReadOptions
+from bedrockish_journal.spark.source.tables import TABLES, SourceTable
 from bedrockish_journal.spark.source.typed_values import (
     DELETE,
     INSERT,
@@ -30,12 +30,12 @@ from bedrockish_journal.spark.source.typed_values import (
     fit,
     other_texts,
 )
-from bedrockish_journal.storage.row import Stored
+from bedrockish_journal.storage.row import JournalRow
 
 OF_A_JOURNAL = {"_node": TEXT, "_leader": TEXT, "_tick": INTEGER}  # the file's node, and the place in a timeline
 
 
-def table_of(options: Options) -> Table:
+def table_of(options: ReadOptions) -> SourceTable:
     """Return the table that the options choose; for typed rows, the journals are read for its columns.
 
     Raises:
@@ -54,7 +54,7 @@ def table_of(options: Options) -> Table:
     (found,) = every
     types = {plain_name(name): kind for name, kind in found.types.items()} | {**OWN, **OF_A_JOURNAL}
     columns = {name: SPARK[kind] for name, kind in types.items()}
-    return Table(columns, partial(TypedRows, found), kind=ROWS)
+    return SourceTable(columns, partial(TypedRows, found), kind=ROWS)
 
 
 class TypedRows(ChangeBuilder):
@@ -92,7 +92,7 @@ class TypedRows(ChangeBuilder):
         self._fit(values, len(at), columns)
         return [2 * place + (name == INSERT) for place in order], columns
 
-    def _heads(self, rows: Sequence[Stored]) -> dict[str, list[Any]]:
+    def _heads(self, rows: Sequence[JournalRow]) -> dict[str, list[Any]]:
         says: dict[str, list[Any]] = {
             "_commit_clock": [row.clock for row in rows],
             "_commit_origin": [row.origin for row in rows],

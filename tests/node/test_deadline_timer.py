@@ -5,7 +5,7 @@ import math
 import trio
 import trio.testing
 
-from bedrockish.common.deadline_timer import Alarm
+from bedrockish.common.deadline_timer import DeadlineTimer
 
 
 class Sleeper:
@@ -14,7 +14,7 @@ class Sleeper:
     def __init__(self) -> None:
         self.when: float | None = math.inf
         self.rung: list[float] = []
-        self.alarm = Alarm(lambda: self.when, trio.current_time, self.ring)
+        self.alarm = DeadlineTimer(lambda: self.when, trio.current_time, self.ring)
 
     def ring(self) -> None:
         self.rung.append(trio.current_time())
@@ -58,7 +58,7 @@ async def test_alarm_task_is_not_woken_when_its_time_moves(autojump_clock: trio.
     class Steps(trio.abc.Instrument):
         def before_task_step(self, task: trio.lowlevel.Task) -> None:
             nonlocal steps
-            steps += task.name.endswith("Alarm.run")
+            steps += task.name.endswith("DeadlineTimer.run")
 
     trio.lowlevel.add_instrument(Steps())
     async with trio.open_nursery() as nursery:
@@ -81,7 +81,7 @@ async def test_alarm_rings_again_at_a_deadline_set_while_it_rings(autojump_clock
         sleeper.rung.append(trio.current_time())
         sleeper.wants(trio.current_time() + 1)
 
-    sleeper.alarm = Alarm(lambda: sleeper.when, trio.current_time, ring)
+    sleeper.alarm = DeadlineTimer(lambda: sleeper.when, trio.current_time, ring)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sleeper.alarm.run)
         start = trio.current_time()

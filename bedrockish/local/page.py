@@ -21,6 +21,7 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
+from bedrockish.common.linux import is_mounted_alone
 from bedrockish.errors import ConfigError, UnavailableError
 
 SUFFIX, SOCKET_SUFFIX = "-node", "-sock"
@@ -286,6 +287,10 @@ class Published:
                 raise UnavailableError(
                     _unserved(database, why, "raise the limit of files of the program, or ")
                 ) from error
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise UnavailableError(
+                    _unserved(database, why, "run the program as the user of the node, or ")
+                ) from error
             raise UnavailableError(_unserved(database, why)) from error
 
     def facts(self) -> PublishedFacts:
@@ -360,6 +365,10 @@ class Published:
         if (found.st_dev, found.st_ino) != (facts.device, facts.inode) or page.st_ino != self._inode:
             raise UnavailableError(
                 _unserved(self.database, "the file is a copy, or was exchanged: its page names another file")
+            )
+        if is_mounted_alone(self.database):
+            raise UnavailableError(
+                _unserved(self.database, "it is a mount of its own, without its log", "mount the node's folder, or ")
             )
         if (kind := file_system(found.st_dev)) in NETWORK_FILE_SYSTEMS:
             raise UnavailableError(

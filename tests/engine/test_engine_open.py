@@ -13,6 +13,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from bedrockish.common import linux
 from bedrockish.engine.sqlite.errors import broken, translate
 from bedrockish.engine.storage.database_file import check_version
 from bedrockish.engine.storage.wal import Wal
@@ -49,6 +50,40 @@ def test_a_hard_link_of_a_file_in_use_is_refused(make_node: MakeNode) -> None:
         Engine.open(other, founding=None)
     node.engine.close()
     Engine.open(other, founding=None).close()
+
+
+@pytest.mark.parametrize("alone", [("unshare", "--pid", "--fork", "--mount-proc"), ()])
+def test_a_hard_link_of_a_file_in_use_is_refused_in_another_container(make_node: MakeNode, alone: tuple[str]) -> None:
+    """/proc/locks lists the locks of the own process namespace only, and its users may not be listed."""
+    node = make_node()
+    other = node.path.with_name("other.db")
+    other.hardlink_to(node.path)
+    hidden = "from pathlib import Path; from bedrockish.engine.storage import database_file as of"
+    look = "try: of.FileLock(Path(sys.argv[1]))\nexcept Exception as error: print(error)\nelse: print('taken')"
+    change = "" if alone else "of._opened_names = lambda *_: set()"  # as for the process of another user
+    command = [*alone, sys.executable, "-c", f"import sys\n{hidden}\n{change}\n{look}"]
+    if alone and subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make a namespace of processes")
+    said = subprocess.run([*command, other], capture_output=True, text=True, check=True).stdout
+    assert "a process of another container or user, which may use that name, has it open; stop it" in said
+    node.engine.close()
+    assert subprocess.run([*command, other], capture_output=True, text=True, check=True).stdout == "taken\n"
+
+
+def test_a_file_that_is_mounted_without_its_folder_is_refused(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log would be in the container, and the last commits would be lost with it."""
+    node = make_node()
+    node.engine.close()
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"36 35 98:0 {node.path} {tmp_path}/a\\040b.db rw - ext4 /dev/vda rw\n")
+    monkeypatch.setattr(linux, "MOUNTS", mounts)
+    node.path.rename(tmp_path / "a b.db")
+    with pytest.raises(ConfigError, match=r"a b\.db is a mount of its own, .* mount the folder of the database"):
+        Engine.open(tmp_path / "a b.db", founding=None)
+    mounts.write_text(f"36 35 98:0 / {tmp_path} rw - ext4 /dev/vda rw\n")
+    Engine.open(tmp_path / "a b.db", founding=None).close()
 
 
 def test_node_with_a_hard_link_starts_while_a_program_uses_its_file(make_node: MakeNode) -> None:

@@ -201,6 +201,28 @@ def test_network_file_system_is_refused(database: str, page: Page, monkeypatch: 
         reader.check(reader.facts())
 
 
+def test_file_that_is_mounted_without_its_log_is_refused(
+    database: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would make another log in the program's container, and read the file without the last commits."""
+    reader = Published(database)
+    reader.check(reader.facts())
+    monkeypatch.setattr(pages, "is_mounted_alone", lambda path: path == database)
+    with pytest.raises(UnavailableError, match="is a mount of its own, without its log; mount the node's folder, or"):
+        reader.check(reader.facts())
+
+
+def test_another_user_is_told_to_be_that_of_the_node(
+    database: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: str, *_: int) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(UnavailableError, match="Permission denied; run the program as the user of the node, or"):
+        Published(database)
+
+
 def test_file_without_page_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="bedrockish serve"):
         Published(str(tmp_path / "A.sqlite"))

@@ -8,11 +8,13 @@ from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 
 import apsw
 
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.table_layout import Tables
+from bedrockish.common.linux import is_mounted_alone
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lost_file
 from bedrockish.engine.sqlite.limits import Limits, set_options
 from bedrockish.engine.storage import system_tables as system
@@ -35,7 +37,9 @@ INCREMENTAL = 2  # value of auto_vacuum with which free pages can be returned to
 CACHE_KIB = 64 << 10
 WIDE_KIB = 256 << 10  # the page cache while the batch has a large write
 MODE_AT, ROLLBACK_MODE = 18, b"\1\1"  # offset of the two format versions in a file's header; their bytes without WAL
-LOCKS = Path("/proc/locks")
+LOCKS = Path("/proc/locks")  # without the locks of other containers' processes
+LOCKED_BYTES = 0x4000_0000, 512  # offset and number of the bytes on which SQLite has its locks
+_LOCK = Struct("hhqqi4x")  # the C library's ``struct flock``
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
 
@@ -93,33 +97,63 @@ class FileLock:
             raise ConfigError(
                 f"{path} is in use by another node on this machine; stop it, or give another file"
             ) from error
-        if _is_open_by_another_name(path):
+        if why := _why_unsafe(path):
             os.close(self._fd)
-            raise ConfigError(
-                f"{path} is in use by another process, under another name of the same file (a hard link); stop it, or "
-                "give a copy of the file"
-            )
+            raise ConfigError(f"{path} {why}")
 
     def close(self) -> None:
         """Release the lock. The lock file stays: if it were removed, two processes could lock two different files."""
         os.close(self._fd)
 
 
-def _is_open_by_another_name(path: Path) -> bool:
-    """Return whether a process uses a hard link of the file: that process has another WAL, which would be lost.
+def _why_unsafe(path: Path) -> str:
+    """Return why another process may have another write-ahead log for the file, which would be lost; empty if none has.
 
     A connection in WAL mode always has a lock on the file, which Linux lists with the numbers of the process and the
     file. Programs that use the file by this name do no harm: their connections outlive a restart of the node.
     """
+    if is_mounted_alone(path):
+        return "is a mount of its own, and its log would be in another folder; mount the folder of the database"
     try:
         found = path.stat()
-        listed = LOCKS.read_text() if found.st_nlink > 1 else ""
-    except OSError:  # a new file, or a machine that shows no locks
-        return False
-    number = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    locks = [line.split() for line in listed.splitlines()]
-    holders = {lock[lock.index(number) - 1] for lock in locks if number in lock}
-    return any(_opened_names(holder, found) - {str(path.resolve())} for holder in holders)
+    except OSError:  # a new file
+        return ""
+    if found.st_nlink < 2:
+        return ""
+    holders = _holders(found)
+    names = {holder: _opened_names(holder, found) for holder in holders}
+    if any(opened - {str(path.resolve())} for opened in names.values()):
+        return (
+            "is in use by another process, under another name of the same file (a hard link); stop it, or give a copy "
+            "of the file"
+        )
+    # In a process with the file open, closing a descriptor would drop SQLite's locks.
+    holder = "" if str(os.getpid()) in holders else _holder(path)
+    if holder and not names.get(holder):
+        return (
+            "has another name (a hard link), and a process of another container or user, which may use that name, has "
+            "it open; stop it, or give a copy of the file"
+        )
+    return ""
+
+
+def _holders(file: os.stat_result) -> set[str]:
+    """Return the processes of this container that have a lock on a file."""
+    try:
+        lines = LOCKS.read_text().splitlines()
+    except OSError:  # a machine that shows no locks
+        return set()
+    number = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    locks = [line.split() for line in lines]
+    return {lock[lock.index(number) - 1] for lock in locks if number in lock}
+
+
+def _holder(path: Path) -> str:
+    """Return a process with a lock on a file; 0 for a process of another container, empty without a lock."""
+    with path.open("rb") as file:
+        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *LOCKED_BYTES, 0)
+        kind, *_, process = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return "" if kind == fcntl.F_UNLCK else str(process)
 
 
 def _opened_names(process: str, file: os.stat_result) -> set[str]:

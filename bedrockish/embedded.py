@@ -6,6 +6,7 @@ program forks closes its copy of the pipe, and neither stops the node nor remove
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 import time
 import tomllib
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -41,7 +43,7 @@ def watch():
     os.kill(os.getpid(), signal.SIGTERM)
 
 threading.Thread(target=watch, daemon=True).start()
-config, folder, *sys.path[1:] = sys.argv[1:]
+config, folder, *sys.path = sys.argv[1:]
 sys.argv = ["bedrockish", "serve", "--config", config]
 from bedrockish.cli.main import main
 try:
@@ -52,10 +54,10 @@ finally:
 """
 _ALONE = """node = "A"
 database = "A.sqlite"
-listen = "127.0.0.1:{port}"
+listen = "{address}"
 
 [peers]
-A = "127.0.0.1:{port}"
+A = "{address}"
 """
 
 
@@ -63,17 +65,18 @@ class Node:
     """A node that this program has started. Get one from ``bedrockish.node``; stop it after use."""
 
     def __init__(self, config: str | PathLike[str] | None = None) -> None:
+        python, places = _interpreter(), [*_places()]
         folder = tempfile.mkdtemp(prefix="bedrockish-") if config is None else ""
         if folder:
             place = Path(folder) / "A.toml"
-            place.write_text(_ALONE.format(port=_free_port()), encoding="utf-8")
+            place.write_text(_ALONE.format(address=_free_address()), encoding="utf-8")
         else:
-            place = Path(os.fspath(config or "")).absolute()
+            place = _absolute(Path(os.fspath(config or "")))
         self.path = _database(place)  # the node's file
         self.log = place.with_suffix(".log")  # path of the node's log file
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, place.name, folder, *map(os.path.abspath, sys.path)],
+                [python, "-P", "-c", _SERVE, place.name, folder, *places],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -168,11 +171,43 @@ def node(config: str | PathLike[str] | None = None) -> Node:
     return Node(config)
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+def _interpreter() -> str:
+    """Return the Python that runs the child.
+
+    Raises:
+        ConfigError: the program has no Python to start: it is frozen, or a program in C that embeds Python.
+    """
+    for one in (sys.executable, os.path.join(sys.exec_prefix, "bin", "python3")):
+        is_python = one and re.search("python|pypy", os.path.basename(one)) and os.access(one, os.X_OK)
+        if is_python and not hasattr(sys, "frozen"):
+            return one
+    raise ConfigError(
+        f"a node needs Python, and this program is {sys.executable or 'of another kind'}; start the node by "
+        "'bedrockish serve', and connect to its path"
+    )
+
+
+def _places() -> Iterator[str]:
+    """Yield the absolute places from which the program imports."""
+    for one in sys.path:
+        with suppress(OSError):  # a relative place, if the current directory was removed
+            yield os.path.abspath(one)
+
+
+def _absolute(config: Path) -> Path:
+    try:
+        return config.absolute()
+    except OSError as error:
+        raise ConfigError(f"{config} is relative to a folder that was removed; give an absolute path") from error
+
+
+def _free_address() -> str:
+    """Return an address of this machine with a free port."""
+    for family, host, text in ((socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "[::1]")):
+        with suppress(OSError), socket.socket(family) as one:
+            one.bind((host, 0))
+            return f"{text}:{one.getsockname()[1]}"
+    raise ConfigError("a temporary node needs 127.0.0.1 or ::1, and this machine has neither; run 'ip link set lo up'")
 
 
 def _database(config: Path) -> Path:

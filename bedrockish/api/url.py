@@ -6,12 +6,14 @@ Pure, and strict: an unknown option raises an error that says what to write inst
 is ignored would be noticed only in an outage.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
 from bedrockish.api.requests import READ_LEVELS, SESSION
+from bedrockish.common.machine_limits import not_utf8
 from bedrockish.errors import ConfigError
 
 SCHEME = "bedrockish"
@@ -92,10 +94,15 @@ def check_path(path: str, where: str) -> str:
     """Return a path, after checking that the system's functions accept it.
 
     Raises:
-        ConfigError: the path has a NUL character; the functions of the system would raise a ValueError.
+        ConfigError: the path has a NUL character, or is not UTF-8: the system's functions would raise a ValueError.
     """
     if "\0" in path:
         raise ConfigError(f"{where}: {path!r} is not a path, because it has a NUL character; write the path of a file")
+    try:
+        path.encode(sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: {not_utf8(error)}") from error
     return path
 
 

@@ -19,7 +19,7 @@ import click
 from bedrockish import __version__
 from bedrockish.cli import NODES
 from bedrockish.cli.safe_text import visible
-from bedrockish.common.machine_limits import why_refused
+from bedrockish.common.machine_limits import not_utf8, why_refused
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_net.errors import NetError
@@ -247,6 +247,8 @@ def _report(error: BaseException) -> int:
             return 1
         case _ if limit := why_refused(found):
             return _fail(limit, 1)
+        case UnicodeEncodeError():
+            return _fail(not_utf8(found), 1)
         case OSError():
             where = f"{found.filename}: " if found.filename is not None else ""
             return _fail(f"{where}{found.strerror or found}", 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bedrockish.api.url import SCHEME, Address, Target, check_path
 from bedrockish.common.linux import check_linux
-from bedrockish.errors import UnavailableError, UnsupportedError
+from bedrockish.errors import ConfigError, UnavailableError, UnsupportedError
 from bedrockish.local.page import socket_path
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ def located(target: Target) -> Target:
     """Return a target with the socket of its file's node as the first address; a target without a file unchanged."""
     if target.local is None:
         return target
-    path = os.path.realpath(check_path(target.local, "the node's file"))
+    try:
+        path = os.path.realpath(check_path(target.local, "the node's file"))
+    except OSError as error:
+        raise ConfigError(
+            f"the node's file: {target.local} is relative to a folder that was removed; give an absolute path"
+        ) from error
     return replace(target, local=path, addresses=(Address(socket_path(path), 0), *target.addresses))
 
 

@@ -6,6 +6,7 @@ import sys
 
 FILES_MIN = 64
 MEMORY_MIN = 128 << 20
+SHOWN = 200  # most letters of a text that an error shows
 
 _FILES = "raise the limit of open files (ulimit -n, LimitNOFILE)"
 _MEMORY = "raise the limit of memory (ulimit -v, MemoryMax)"
@@ -43,3 +44,12 @@ def why_refused(error: BaseException) -> str:
             return f"this needs Linux or macOS: Python on {sys.platform} has no module {name}"
         case _:
             return ""
+
+
+def not_utf8(error: UnicodeEncodeError) -> str:
+    """Return the reason why a path or a text cannot be passed on, and the remedy."""
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        return f"a name or a text has letters that the encoding of this locale, {encoding}, lacks; set PYTHONUTF8=1"
+    return (
+        f"{error.object[:SHOWN]!r} is not UTF-8, as SQLite's paths and texts are; rename the file, or convert the text"
+    )

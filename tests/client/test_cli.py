@@ -343,6 +343,24 @@ def test_help_lists_each_command_in_one_group_and_cuts_no_sentence() -> None:
         assert all(re.search(rf"^  {name} ", part, re.MULTILINE) for name in names)
 
 
+@pytest.mark.parametrize(
+    ("name", "environment", "says"),
+    [
+        ("å.sqlite".encode(), {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "set PYTHONUTF8=1"),
+        (b"\xe5.sqlite", {"PYTHONUTF8": "1"}, "is not UTF-8, as SQLite's paths and texts are; rename the file"),
+    ],
+)
+def test_path_that_cannot_be_passed_to_sqlite_is_no_bug(
+    tmp_path: Path, name: bytes, environment: dict[str, str], says: str
+) -> None:
+    place = os.fsencode(tmp_path) + b"/" + name
+    Path(os.fsdecode(place)).write_bytes(b"content")
+    for words in (["journal", "verify"], ["sql"], ["compact"]):
+        command = [sys.executable, "-m", "bedrockish", *words, os.fsdecode(place)]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+        assert (done.returncode, says in done.stderr) in ((1, True), (2, True)), done.stderr
+
+
 def test_help_is_the_same_without_docstrings() -> None:
     """``python -OO`` drops the docstrings, from which the help is made."""
     program = (

@@ -1,7 +1,9 @@
 """``bedrockish.node``: a real node that lives as long as the program wants it."""
 
 import os
+import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import assert_type
 import pytest
 
 import bedrockish
+from bedrockish import embedded
 from bedrockish.embedded import Node, node
 from bedrockish.errors import ConfigError, UnavailableError
 from tools.cluster import clean_environment, free_ports
@@ -119,6 +122,54 @@ def test_node_imports_the_modules_of_its_program(tmp_path: Path) -> None:
     environment.pop("PYTHONPATH", None)
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=60)
     assert told.stdout.split()[0] == "7", told.stderr
+
+
+def test_node_imports_no_modules_from_the_folder_of_its_configuration(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    (tmp_path / "A.toml").write_text(f'node = "A"\ndatabase = "A.sqlite"\nlisten = "127.0.0.1:{port}"\n')
+    (tmp_path / "click.py").write_text("raise ImportError('a file among the data')\n")
+    with node(tmp_path / "A.toml") as made, made.connect() as db:
+        assert db.execute("SELECT 7").value() == 7
+
+
+def test_program_without_python_starts_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen program names itself as the interpreter: it would start itself again and again."""
+    with monkeypatch.context() as changed:
+        changed.setattr(sys, "frozen", True, raising=False)
+        with pytest.raises(ConfigError, match=r"a node needs Python, and this program is .*; start the node by"):
+            node()
+    monkeypatch.setattr(sys, "executable", "/usr/bin/false")  # a program in C that embeds Python, such as uWSGI
+    with node() as made, made.connect() as db:
+        assert db.execute("SELECT 7").value() == 7
+    monkeypatch.setattr(sys, "executable", None)
+    monkeypatch.setattr(sys, "exec_prefix", "/no/such")
+    with pytest.raises(ConfigError, match="this program is of another kind"):
+        node()
+
+
+def test_program_whose_folder_was_removed_starts_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    tmp_path.rmdir()
+    with node() as made:
+        with made.connect() as db:
+            assert db.execute("SELECT 7").value() == 7
+        with pytest.raises(ConfigError, match=r"A\.sqlite is relative to a folder that was removed; give an absolute"):
+            bedrockish.connect("A.sqlite")
+    with pytest.raises(ConfigError, match=r"A\.toml is relative to a folder that was removed; give an absolute path"):
+        node("A.toml")
+    monkeypatch.undo()
+
+
+def test_temporary_node_takes_the_loopback_address_that_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", embedded._free_address())
+    bind = socket.socket.bind
+
+    def without_ipv4(one: socket.socket, where: tuple[str, int]) -> None:
+        bind(one, where if ":" in where[0] else ("192.0.2.1", 0))  # reserved for documents
+
+    monkeypatch.setattr(socket.socket, "bind", without_ipv4)
+    assert re.fullmatch(r"\[::1\]:\d+", embedded._free_address())
 
 
 def test_unusable_configuration_is_reported(tmp_path: Path) -> None:

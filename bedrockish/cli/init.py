@@ -17,7 +17,7 @@ from bedrockish.common.durable_files import make_folder, sync
 from bedrockish.config.config import ANY
 from bedrockish.core.state.membership import NAME
 from bedrockish.errors import ConfigError, UsageError
-from bedrockish_net.loopback import is_loopback
+from bedrockish_net.local_socket import is_loopback
 
 AUTHORITY, CLIENT, CERTS = "authority", "client", "certs"
 PART = ".init-"  # beginning of the name of an unfinished folder; the process id follows

@@ -17,7 +17,7 @@ from bedrockish.config.security import Security, Users, read_users
 from bedrockish.core.state.membership import NAME
 from bedrockish.core.state.settings import BELOW, FIXED, Settings
 from bedrockish.errors import ConfigError
-from bedrockish_net.loopback import is_loopback
+from bedrockish_net.local_socket import is_loopback
 
 LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "BEDROCKISH_"

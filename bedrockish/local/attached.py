@@ -8,7 +8,7 @@ import apsw
 from bedrockish.errors import SqlError
 from bedrockish.sqltext.attach import Order
 from bedrockish_journal.storage.table_layout import quote
-from bedrockish_journal.storage.unfinished import roll_back
+from bedrockish_journal.storage.vector_modules import roll_back
 
 OWN = ("main", "temp")
 

@@ -24,8 +24,7 @@ from bedrockish_net.errors import (
 from bedrockish_net.events import Event, Goodbye, Hello
 from bedrockish_net.limits import LinkLimits
 from bedrockish_net.link_texts import READ_BYTES, WAY_TO_TLS, address_text, broken_off, error_text, not_connected
-from bedrockish_net.local_socket import is_path, short_path
-from bedrockish_net.loopback import is_loopback
+from bedrockish_net.local_socket import is_loopback, is_path, short_path
 from bedrockish_net.tls import check_certificate
 
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, OSError, ssl.SSLError)

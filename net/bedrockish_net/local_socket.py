@@ -1,9 +1,12 @@
-"""Unix sockets, by which programs reach the node on their machine. The permissions of the socket's file control access.
+"""Addresses on this machine: loopback names, and Unix sockets, by which programs reach the node on their machine.
+
+The permissions of a Unix socket's file control access to it.
 
 If a path is too long for a socket address, it is replaced by a path under /proc that names the folder by a descriptor.
 """
 
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator
@@ -16,6 +19,16 @@ NAME_BYTES_MAX = 80  # limit of the file's name; the rest of PATH_BYTES_MAX is f
 def is_path(host: str) -> bool:
     """Return whether a host is the absolute path of a Unix socket."""
     return host.startswith("/")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address can be reached only from its own machine."""
+    if host.lower() in ("localhost", "localhost."):
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from bedrockish_net.link_texts import (
     error_text,
     not_connected,
 )
-from bedrockish_net.local_socket import connect, is_path
-from bedrockish_net.loopback import is_loopback
+from bedrockish_net.local_socket import connect, is_loopback, is_path
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 

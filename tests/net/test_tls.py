@@ -18,7 +18,7 @@ from bedrockish_net import handshake
 from bedrockish_net.errors import Code, DialError, NetError, RefusedError, TlsError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import LinkLimits
-from bedrockish_net.loopback import is_loopback
+from bedrockish_net.local_socket import is_loopback
 from bedrockish_net.mesh import Mesh, MeshEvent, PeerUp, Received
 from bedrockish_net.socket_link import dial
 from bedrockish_net.stream import Link

@@ -28,8 +28,7 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.packing import DDL as PACKED_DDL
 from bedrockish_journal.storage.packing import ENTRIES_MAX, FUNCTION, PACK_BYTES, Unpacker, install
 from bedrockish_journal.storage.row import COLUMNS, JournalRow, hashed_entry
-from bedrockish_journal.storage.unfinished import roll_back
-from bedrockish_journal.storage.vector_modules import ModuleConnection
+from bedrockish_journal.storage.vector_modules import ModuleConnection, roll_back
 
 DDL = """
 CREATE TABLE bedrockish_journal(

@@ -7,6 +7,7 @@ tables is a ``ModuleConnection``.
 import ctypes
 import importlib.util
 import json
+import os
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -14,8 +15,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish_journal.storage.unfinished import roll_back
-
+BUSY_MS = 5_000  # the most milliseconds that a connection waits for the locks of other programs
 VEC0, VEC1 = "vec0", "vec1"
 VECTORS = (VEC0, VEC1)
 PACKAGES = {VEC0: "sqlite-vec", VEC1: "apsw"}
@@ -51,6 +51,25 @@ SqliteError = apsw.Error
 """The errors of a ``ModuleConnection``."""
 
 
+def roll_back(path: str | os.PathLike[str], error: apsw.Error) -> bool:
+    """Roll back the transaction that a killed process has left unfinished in a file in SQLite's rollback mode.
+
+    Return False if the error has another reason, or the file cannot be written.
+
+    SQLite itself rolls it back when a program opens the file to write, and refuses programs that only read until then.
+    """
+    if getattr(error, "extendedresult", 0) != apsw.SQLITE_READONLY_ROLLBACK:
+        return False
+    try:
+        with closing(apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+            db.set_busy_timeout(BUSY_MS)
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    except apsw.Error:
+        return False
+    return True
+
+
 def open_to_read(path: Path) -> ModuleConnection:
     """Open a database file read-only; first, a transaction that a killed program has left unfinished is rolled back.
 
@@ -59,7 +78,7 @@ def open_to_read(path: Path) -> ModuleConnection:
     """
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     db = ModuleConnection(f"{path.absolute().as_uri()}?mode=ro", flags=flags)
-    db.set_busy_timeout(5_000)  # milliseconds
+    db.set_busy_timeout(BUSY_MS)
     try:
         db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
     except apsw.ReadOnlyError as error:
@@ -80,7 +99,7 @@ def open_to_check(path: Path) -> ModuleConnection:
     db = ModuleConnection(
         f"{path.absolute().as_uri()}?mode=rw", flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI
     )
-    db.set_busy_timeout(5_000)
+    db.set_busy_timeout(BUSY_MS)
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     db.pragma("query_only", True)
     return db

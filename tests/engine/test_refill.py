@@ -7,9 +7,10 @@ from typing import Any
 import apsw
 import pytest
 
+from bedrockish.common.durable_files import sync
 from bedrockish.core.protocol.health import DAMAGED_TABLES, Alarm, Mode, encode_alarm
 from bedrockish.core.protocol.records import Vote
-from bedrockish.engine.storage import refill
+from bedrockish.engine.storage import refill, rename_copy
 from bedrockish.engine.storage.system_tables import ALARM, BLOCKED, VOID
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish_journal.model.access_set import AccessSet
@@ -111,6 +112,33 @@ def test_refill_takes_the_data_of_the_copy_and_keeps_the_promises_of_the_node(pa
     assert engine.get_meta("seen:") == {"seen:A": b"seen"}
     assert engine.applied == pair.source.engine.applied
     engine.close()
+
+
+def test_old_log_is_durably_gone_before_the_new_file_has_its_name(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite empties a log without a sync: after a power cut, its old frames would be applied to the new file."""
+    pair.fetch()
+    pair.engine.close()
+    reader = apsw.Connection(str(pair.path))  # keeps the log from being removed with the last connection
+    reader.execute("SELECT count(*) FROM t").fetchall()
+    log, durable = Path(f"{pair.path}-wal"), list[set[str]]()
+    put = rename_copy.put_in_place
+
+    def synced(path: Path) -> None:
+        if path.is_dir():
+            durable.append({one.name for one in path.iterdir()})
+        sync(path)
+
+    def put_in_place(copy: Path, path: Path) -> None:
+        assert log.name not in durable[-1]
+        put(copy, path)
+
+    monkeypatch.setattr(rename_copy, "sync", synced)
+    monkeypatch.setattr(rename_copy, "put_in_place", put_in_place)
+    assert log.exists()
+    refill.install(pair.path, pair.copy)
+    reader.close()
+    assert len(durable) == 2, "before the rename, and after it"
+    assert digest(pair.path) == digest(pair.source.path)
 
 
 def test_copy_that_lacks_a_commit_is_refused(pair: Pair) -> None:

@@ -150,12 +150,16 @@ def put_in_place(copy: Path, path: Path) -> None:
 def replace_file(copy: Path, path: Path) -> None:
     """Give a finished copy the name and the mode of a node's file, durably; remove that file's log, which is empty.
 
+    The log is gone, durably, before the copy has its name: SQLite empties a log without a sync, so that after a power
+    cut its frames would be there again, next to a file to which they do not belong.
+
     Raises:
         ConfigError: the copy cannot be renamed.
         OSError: it cannot be made durable.
     """
     copy.chmod(path.stat().st_mode & 0o777)  # the new file is readable only by the readers of the old one
     sync(copy)
-    put_in_place(copy, path)
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
+    sync(path.parent)
+    put_in_place(copy, path)

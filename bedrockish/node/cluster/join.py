@@ -24,6 +24,7 @@ from bedrockish.client.credentials import ClientCredentials, entry_of
 from bedrockish.client.link_end import explain_end
 from bedrockish.client.request_builder import new_command
 from bedrockish.client.trio_client import open_client
+from bedrockish.common.durable_files import sync
 from bedrockish.config.config import Config
 from bedrockish.core.protocol.health import Alarm, Mode
 from bedrockish.core.protocol.records import Joining, encode_joining
@@ -237,9 +238,23 @@ def _not_whole(packed: Mapping[str, Any]) -> str:
 
 
 def _make_empty(path: Path, config: Config, bootstrap: bytes, store: str, joining: bytes) -> None:
-    """Make an empty file that knows the cluster; the running node fetches the journal."""
-    founding = Founding(config.node, read_membership(bootstrap), store, joining)
-    Engine.open(path, founding=founding).close()
+    """Make an empty file that knows the cluster; the running node fetches the journal.
+
+    The file gets its name when it is whole: on the unfinished file of a killed run, ``serve`` would found a cluster.
+    """
+    unfinished, founding = _unfinished(path), Founding(config.node, read_membership(bootstrap), store, joining)
+    try:
+        remove(unfinished)
+        Engine.open(unfinished, founding=founding).close()
+        sync(unfinished)
+        unfinished.with_name(unfinished.name + ".lock").unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{unfinished} cannot be written: {error.strerror}; check the disk") from error
+    put_in_new_place(unfinished, path)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(path.name + ".joining")
 
 
 async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -> None:
@@ -249,7 +264,7 @@ async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -
     results from it, and they are a majority of three. So the node only reads until it has compared its tables with its
     journal (``Healer.prove``). The comparison takes much longer than the copy, and the node serves reads during it.
     """
-    unfinished = path.with_name(path.name + ".joining")
+    unfinished = _unfinished(path)
     await download(call, unfinished)
     try:
         why_not = refill.why_unprovable(unfinished)

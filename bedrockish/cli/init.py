@@ -5,6 +5,8 @@ import re
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -20,7 +22,7 @@ from bedrockish.errors import ConfigError, UsageError
 from bedrockish_net.local_socket import is_loopback
 
 AUTHORITY, CLIENT, CERTS = "authority", "client", "certs"
-PART = ".init-"  # beginning of the name of an unfinished folder; the process id follows
+PART = ".init-"  # beginning of the name of an unfinished folder
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -162,9 +164,12 @@ def init(
     token = secrets.token_urlsafe(24)
     try:
         make_folder(directory.parent)
-        _remove_killed(directory.parent)
-        prefix = f"{PART}{os.getpid()}-"
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=directory.parent, ignore_cleanup_errors=True) as made:
+        with (
+            _alone(directory.parent) as is_alone,
+            tempfile.TemporaryDirectory(prefix=PART, dir=directory.parent, ignore_cleanup_errors=True) as made,
+        ):
+            if is_alone:
+                _remove_killed(directory.parent, Path(made))
             whole = Path(made) / "cluster"  # renamed to its final name when it is whole
             for one in planned:
                 folder = whole / one.name
@@ -194,11 +199,28 @@ def init(
         )
 
 
-def _remove_killed(folder: Path) -> None:
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Let other ``init`` processes wait for their turn in a folder; yield whether the system has locks for folders.
+
+    The numbers of processes do not tell which of them run: a container has its own, and a shared folder.
+    """
+    with ExitStack() as held:
+        try:
+            import fcntl  # Windows lacks it
+
+            held.callback(os.close, descriptor := os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except (ImportError, OSError):  # such as a network file system
+            yield False
+        else:
+            yield True
+
+
+def _remove_killed(folder: Path, mine: Path) -> None:
     """Remove the remains of killed ``init`` processes from a folder, because they contain private keys."""
     for left in folder.glob(f"{PART}*"):
-        process = left.name.removeprefix(PART).partition("-")[0]
-        if not process.isdigit() or not Path(f"/proc/{process}").exists():
+        if left.name != mine.name:
             shutil.rmtree(left, ignore_errors=True)
             click.echo(f"removed {left}, which an init that was killed has left", err=True)
 

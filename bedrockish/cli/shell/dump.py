@@ -1,6 +1,7 @@
 """``.dump``: tables as a script of SQL that this shell and sqlite3 both run."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from bedrockish.api.requests import Rows
 from bedrockish.cli.output import literal
@@ -23,6 +24,61 @@ PARENTS = (
 )
 
 
+@dataclass(frozen=True)
+class _Content:
+    """The objects of a database that a script has to make again."""
+
+    tables: dict[str, str]  # table -> its definition; without indexes such as those of FTS5 that are made after rows
+    later: list[str]  # the definitions of these indexes
+    columns: dict[str, list[str]]  # table -> the columns whose values are printed
+    marks: dict[str, Mapping[str, str]]  # virtual table -> column -> the SQL in which the value replaces "?"
+    references: dict[str, set[str]]  # table -> the tables to which its foreign keys refer
+    rest: list[tuple[str, str, str]]  # kind, table and definition of each index, view and trigger
+
+    def chosen(self, words: list[str]) -> list[str]:
+        """Return the named tables, or all, in the order in which their rows are printed.
+
+        Raises:
+            UsageError: a named table does not exist.
+        """
+        by_key = {name.lower(): name for name in self.tables}
+        missing = [word for word in words if word.lower() not in by_key]
+        if missing:
+            raise UsageError(f"there is no table {missing[0]!r}; .tables lists what there is")
+        wanted = {by_key[word.lower()] for word in words} or set(self.tables)
+        return [name for name in parents_first(self.tables, self.references) if name in wanted]
+
+
+def _read_content(shell: Shell) -> _Content:
+    schema, columns, parents, listed = (list(shell.query(sql)) for sql in (SCHEMA, COLUMNS, PARENTS, TABLES))
+    made = {str(name): str(sql) for kind, name, _, sql in schema if kind == "table"}
+    virtual = {name: parse_virtual(name, sql) for name, sql in made.items() if is_virtual(sql)}
+    hidden = {str(row[1]) for row in listed if row[0] == "main" and row[2] == "shadow"}
+    hidden.update(name for name in made if name.lower() in shadow_names(virtual.values()))
+    later = {name: made_after_rows(name, sql) for name, sql in made.items() if name not in hidden}
+    tables = {name: made[name] for name, indexes in later.items() if not indexes}
+    by_key = {name.lower(): name for name in tables}
+    shown: dict[str, list[str]] = {name: [] for name in tables}
+    for name in tables:
+        if name in virtual and virtual[name].names_rowid:
+            shown[name].append("rowid")
+    for table, column in columns:
+        if table in shown:
+            shown[str(table)].append(str(column))
+    references: dict[str, set[str]] = {name: set() for name in tables}
+    for child, parent in parents:
+        if str(parent).lower() in by_key:
+            references[str(child)].add(by_key[str(parent).lower()])
+    return _Content(
+        tables,
+        [sql for indexes in later.values() for sql in indexes],
+        shown,
+        {name: one.marks for name, one in virtual.items() if name in tables},
+        references,
+        [(kind, table, sql) for kind, _, table, sql in schema if kind != "table" and table not in hidden],
+    )
+
+
 def dump(shell: Shell, words: list[str]) -> None:
     """Print the schema and the rows of all tables, or of the named tables, as of one moment.
 
@@ -30,43 +86,22 @@ def dump(shell: Shell, words: list[str]) -> None:
         UsageError: a named table does not exist.
         BedrockishError: the rows cannot be read.
     """
-    schema, columns, parents, listed = (list(shell.query(sql)) for sql in (SCHEMA, COLUMNS, PARENTS, TABLES))
-    hidden = {str(row[1]) for row in listed if row[0] == "main" and row[2] == "shadow"}
-    made = {str(name): str(sql) for kind, name, _, sql in schema if kind == "table"}
-    virtual = {name: parse_virtual(name, sql) for name, sql in made.items() if is_virtual(sql)}
-    hidden.update(name for name in made if name.lower() in shadow_names(virtual.values()))
-    schema = [one for one in schema if one[2] not in hidden]
-    made = {name: sql for name, sql in made.items() if name not in hidden}
-    indexes = {name: made_after_rows(name, sql) for name, sql in made.items()}
-    tables = {name: sql for name, sql in made.items() if not indexes[name]}
-    numbered = [name for name, one in virtual.items() if name in tables and one.names_rowid]
-    columns = [(name, "rowid") for name in numbered] + columns
-    by_key = {name.lower(): name for name in tables}
-    missing = [word for word in words if word.lower() not in by_key]
-    if missing:
-        raise UsageError(f"there is no table {missing[0]!r}; .tables lists what there is")
-    references: dict[str, set[str]] = {name: set() for name in tables}
-    for child, parent in parents:
-        if parent.lower() in by_key:
-            references[child].add(by_key[parent.lower()])
-    circles = knots(references)
-    chosen = {by_key[word.lower()] for word in words} or set(tables)
-    names = [name for name in parents_first(tables, references) if name in chosen]
-    found = _rows(shell, {name: [str(c) for table, c in columns if table == name] for name in names})
-    marks = {name: virtual[name].marks for name in names if name in virtual}
+    content = _read_content(shell)
+    names = content.chosen(words)
+    found = _rows(shell, {name: content.columns[name] for name in names})
     for name in names:
-        shell.say(tables[name] + ";")
-    tied = [name for name in names if name in circles]
-    for number, name in enumerate(names):
+        shell.say(content.tables[name] + ";")
+    circles = knots(content.references)
+    for place, name in enumerate(names):
         if name not in circles:
-            _print_block(shell, [name], found, marks, BLOCK_ROWS)
-        elif circles[name].isdisjoint(names[number + 1 :]):
-            _print_block(shell, [one for one in tied if one in circles[name]], found, marks, 0)
-    for sql in () if words else [sql for made_later in indexes.values() for sql in made_later]:
+            _print_block(shell, [name], found, content.marks, BLOCK_ROWS)
+        elif circles[name].isdisjoint(names[place + 1 :]):  # at the last of the tables that refer to each other
+            _print_block(shell, [one for one in names if one in circles[name]], found, content.marks, 0)
+    for sql in () if words else content.later:
         shell.say(f"{sql};")
-    rest = [one for one in schema if one[0] != "table" and (not words or one[2] in chosen)]
-    for _, _, _, sql in sorted(rest, key=lambda one: REST_ORDER.index(str(one[0]))):
-        shell.say(f"{sql};")
+    for _, table, sql in sorted(content.rest, key=lambda one: REST_ORDER.index(one[0])):
+        if not words or table in names:
+            shell.say(f"{sql};")
 
 
 def _rows(shell: Shell, tables: dict[str, list[str]]) -> dict[str, Rows]:

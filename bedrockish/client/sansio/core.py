@@ -364,53 +364,61 @@ class ClientCore:
         call = self._calls.get(reply.id)
         if call is None or call.link != link:
             return
-        if not isinstance(reply, wire.Failed):
-            self._forget(reply.id)
-            outcome: wire.Answered | wire.Told | BedrockishError = reply
-            if isinstance(call.what, Request):
-                self._note_only_read(call.what, reply)
-            elif isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS:  # STATEMENTS ends no transaction
-                if call.what.op == wire.COMMIT:
-                    self._note_only_read(call.what.request, reply)
-                outcome = self._process_step(link, call, reply)
-            effects.append(Finish(reply.id, outcome))
-            return
+        if isinstance(reply, wire.Failed):
+            self._process_failure(link, call, reply, now, effects)
+        else:
+            effects.append(Finish(reply.id, self._process_success(link, call, reply)))
+
+    def _process_success(
+        self, link: int, call: _Call, reply: wire.Answered | wire.Told
+    ) -> wire.Answered | wire.Told | BedrockishError:
+        """End a call that has succeeded, and return its outcome for the caller."""
+        self._forget(reply.id)
+        if isinstance(call.what, Request):
+            self._note_only_read(call.what, reply)
+        elif isinstance(call.what, wire.Step) and call.what.op != wire.STATEMENTS:  # STATEMENTS ends no transaction
+            if call.what.op == wire.COMMIT:
+                self._note_only_read(call.what.request, reply)
+            return self._process_step(link, call, reply)
+        return reply
+
+    def _process_failure(self, link: int, call: _Call, reply: wire.Failed, now: float, effects: list[Effect]) -> None:
+        """End a call that has failed at a node, or have it sent again, to this node or another one."""
         call.error = reply.error
         if begins(call.what, reply):  # BEGIN has succeeded, and its first statement has failed
-            self._forget(reply.id)
             self._homes[call.what.request.command] = _BoundLink(link, call.what, reply.id)
-            effects.append(Finish(reply.id, reply.error))
-            return
-        # A transaction that a program has executed on a node's file can be committed only by that node.
-        is_tied = call.name is not None or (isinstance(call.what, wire.Step) and bool(call.what.prepared))
-        if is_tied and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
-            self._forget(reply.id)
+            meaning = FailureMeaning.FINAL
+        elif self._is_tied(call) and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
             if ends(call.what, reply):
                 self._homes.pop(call.what.request.command, None)
             if voters := voters_of(reply.error):
                 self._leave_node(link, now, voters)  # the transaction can then be run again at a voter
+            meaning = FailureMeaning.FINAL
+        else:
+            meaning = self._judge(call, reply.error, now)
+        if meaning is FailureMeaning.FINAL:
+            self._forget(reply.id)
             effects.append(Finish(reply.id, reply.error))
             return
+        if meaning is FailureMeaning.ELSEWHERE:
+            self._leave_node(link, now, voters_of(reply.error))
+        elif meaning is FailureMeaning.LOST:
+            call.lost += 1
+            self._leave_node(link, now)
+        self._retry(reply.id, call, now)
+        if meaning is FailureMeaning.AGAIN:  # the same node is asked again, after a longer pause
+            call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)
+
+    @staticmethod
+    def _is_tied(call: _Call) -> bool:
+        """Return whether only one node can run a call: a transaction executed on the node's file, for example."""
+        return call.name is not None or (isinstance(call.what, wire.Step) and bool(call.what.prepared))
+
+    def _judge(self, call: _Call, error: BedrockishError, now: float) -> FailureMeaning:
         shortened = call.shortened and now < call.started + 0.8 * (call.deadline - call.started)
-        verdict = judge(reply.error, lost=call.lost, harmless=call.harmless, shortened=shortened)
-        if isinstance(reply.error, ForgottenError) and call.tries + 1 >= len(self.route.addresses):
-            verdict = FailureMeaning.FINAL  # all nodes were asked, so no other node can know more
-        match verdict:
-            case FailureMeaning.FINAL:
-                self._forget(reply.id)
-                effects.append(Finish(reply.id, reply.error))
-            case FailureMeaning.ELSEWHERE:
-                self._leave_node(link, now, voters_of(reply.error))
-                self._retry(reply.id, call, now)
-            case FailureMeaning.LOST:
-                call.lost += 1
-                self._leave_node(link, now)
-                self._retry(reply.id, call, now)
-            case FailureMeaning.AGAIN:
-                self._retry(reply.id, call, now)
-                call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)  # pause: the node stays the same
-            case unknown:
-                assert_never(unknown)
+        if isinstance(error, ForgottenError) and call.tries + 1 >= len(self.route.addresses):
+            return FailureMeaning.FINAL  # all nodes were asked, so no other node can know more
+        return judge(error, lost=call.lost, harmless=call.harmless, shortened=shortened)
 
     def _process_step(
         self, link: int, call: _Call, reply: wire.Answered | wire.Told

@@ -19,7 +19,7 @@ from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.dbapi import callbacks, errors
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Again, Cursor, RowFactory
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
-from bedrockish.dbapi.local_functions import LocalFunctions, elsewhere
+from bedrockish.dbapi.local_functions import LocalFunctions
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
 from bedrockish.dbapi.values import are_plain
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
@@ -442,7 +442,8 @@ class Connection:
         """
         self._check()
         if not is_loaded_by_nodes(Path(name).stem):
-            raise NotSupportedError(elsewhere("an extension"))
+            why = "an extension would exist in this program only; register its functions in a plugin (docs/plugins.md)"
+            raise NotSupportedError(why)
 
     def serialize(self, *, name: str = "main") -> bytes:
         """Refuse: the file is at the nodes.

@@ -28,9 +28,9 @@ class SQLCompiler(compiler.SQLCompiler):
         selected = self.query.clone()
         selected.select_for_update = False
         selected.clear_select_clause()
-        key = selected.get_meta().pk
-        selected.add_fields([key.name])
+        keys = selected.get_meta().pk_fields  # several for a composite key
+        selected.add_fields([key.attname for key in keys])
         update = UpdateQuery(self.query.model)
         update.add_filter("pk__in", selected)
-        update.add_update_fields([(key, None, F(key.name))])
+        update.add_update_fields([(keys[0], None, F(keys[0].attname))])
         update.get_compiler(self.using, self.connection).execute_sql(None)

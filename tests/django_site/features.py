@@ -33,6 +33,7 @@ def main(url: str) -> None:
     _queries()
     _transactions()
     _fixtures()
+    _composite_keys()
     print("done")
 
 
@@ -192,6 +193,29 @@ def _transactions() -> None:
         pass
     missing = _raised(OperationalError, lambda: User.objects.raw("SELECT * FROM nowhere")[0])
     assert "no such table" in str(missing)
+
+
+def _composite_keys() -> None:
+    """``update_or_create`` selects the row for update, by both columns of its key."""
+    from django.db import connection, models
+
+    class Stock(models.Model):
+        pk = models.CompositePrimaryKey("shop", "item")
+        shop = models.IntegerField()
+        item = models.IntegerField()
+        count = models.IntegerField()
+
+        class Meta:
+            app_label = "shop"
+
+    with connection.schema_editor() as editor:
+        editor.create_model(Stock)
+    Stock.objects.create(shop=1, item=2, count=3)
+    for item, count in ((2, 4), (3, 5)):
+        Stock.objects.update_or_create(pk=(1, item), defaults={"count": count})
+    assert list(Stock.objects.order_by("item").values_list("item", "count")) == [(2, 4), (3, 5)]
+    with connection.schema_editor() as editor:
+        editor.delete_model(Stock)
 
 
 def _raised(kind: type[Exception], use: Callable[[], object]) -> Any:

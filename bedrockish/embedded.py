@@ -68,6 +68,7 @@ class Node:
         python, places = _interpreter(), [*_places()]
         folder = tempfile.mkdtemp(prefix="bedrockish-") if config is None else ""
         if folder:
+            os.chmod(folder, 0o700)  # a umask such as 0277 takes even the owner's right to write
             place = Path(folder) / "A.toml"
             place.write_text(_ALONE.format(address=_free_address()), encoding="utf-8")
         else:

@@ -1,5 +1,6 @@
 """The shell at a real node: through a terminal, as a person uses it, and as programs use it."""
 
+import os
 import re
 import signal
 import sqlite3
@@ -15,6 +16,7 @@ import pytest
 import trio
 
 from bedrockish import dbapi
+from bedrockish.cli.shell import prompt
 from bedrockish.cli.shell.script import Dot, ScriptStatement, Unit, group, items
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import UsageError
@@ -128,6 +130,14 @@ def terminal(node: LocalCluster, db: Connection, tmp_path: Path) -> Iterator[Ter
     opened = Terminal(node, tmp_path)
     yield opened
     opened.child.close(force=True)
+
+
+def test_history_of_a_user_without_a_home_is_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run programs as users without an entry in /etc/passwd."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv(prompt.HISTORY_VARIABLE, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    assert type(prompt._history()).__name__ == "InMemoryHistory"
 
 
 def test_prompt_takes_statements_of_several_lines_modes_and_errors(terminal: Terminal, db: Connection) -> None:

@@ -122,10 +122,10 @@ def run_prompt(shell: Shell) -> None:
 
 
 def _history() -> History:
-    path = Path(os.environ.get(HISTORY_VARIABLE) or Path.home() / ".bedrockish_history")
     try:
+        path = Path(os.environ.get(HISTORY_VARIABLE) or Path.home() / ".bedrockish_history")
         path.touch(0o600)
-    except OSError:  # without a file, the history lasts as long as the prompt
+    except (OSError, RuntimeError):  # without a home, as often in a container, the history lasts as long as the prompt
         return InMemoryHistory()
     return FileHistory(str(path))
 

@@ -72,13 +72,18 @@ def finish(*paths: Path) -> None:
 def add_lines(path: Path, lines: Iterable[str]) -> None:
     """Add lines to a text file, all or none, durably; a last line without a line feed gets one.
 
+    The file keeps its mode and, as far as this user may give files away, its owner.
+
     Raises:
         OSError: the file cannot be written; it is unchanged.
     """
     path = path.resolve()
-    old = path.read_bytes() if path.exists() else b""
+    before = path.stat() if path.exists() else None
+    old = path.read_bytes() if before else b""
     if old and not old.endswith(b"\n"):
         old += b"\n"
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-    write_part(path, old + "".join(f"{line}\n" for line in lines).encode(), mode)
+    write_part(path, old + "".join(f"{line}\n" for line in lines).encode(), before.st_mode & 0o777 if before else 0o644)
+    if before is not None:
+        with suppress(PermissionError):
+            os.chown(part_of(path), before.st_uid, before.st_gid)
     finish(path)

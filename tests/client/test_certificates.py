@@ -183,6 +183,8 @@ def test_list_of_revoked_certificates_is_replaced_as_a_whole(tmp_path: Path, mon
     assert run(tmp_path, "--revoke", "app").exit_code == 0
     found = tmp_path / "revoked.txt"
     found.chmod(0o640)
+    owner = 1 if os.getuid() == 0 else os.getuid()
+    os.chown(found, owner, -1)
     for number in range(1, 100):
         before = found.read_bytes()
         with monkeypatch.context() as patched:
@@ -193,4 +195,4 @@ def test_list_of_revoked_certificates_is_replaced_as_a_whole(tmp_path: Path, mon
             assert kill.left <= 1, "the last call makes the new name durable"
             break
     assert {serial(tmp_path / "app.pem"), serial(tmp_path / "web.pem")} == read_revoked(found.read_text())
-    assert found.stat().st_mode & 0o777 == 0o640
+    assert (found.stat().st_mode & 0o777, found.stat().st_uid) == (0o640, owner)

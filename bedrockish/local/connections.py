@@ -2,7 +2,7 @@
 
 SQLite uses POSIX locks, and a process loses all its POSIX locks on a file as soon as it closes any descriptor of that
 file. A SQLite library avoids this for its own descriptors, but does not know those of another library in the process.
-So Python's ``sqlite3`` may not open a file that this library has open.
+So Python's ``sqlite3`` may not open a file that this library has open, and the program not its -shm file.
 """
 
 import os
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import apsw
 
@@ -24,6 +25,7 @@ from bedrockish_journal.storage.store import unpack_on
 from bedrockish_journal.storage.vector_modules import ModuleConnection
 
 STATEMENTS_KEPT = 512
+SHM = "-shm"  # the file in which SQLite has the locks of its readers
 BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
 ASK_S = 0.01  # how long a closing thread waits before it interrupts the running statement again
 BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # most tries to ask a busy connection for its file; seconds between two
@@ -126,7 +128,7 @@ def _after_fork() -> None:
 
 
 def _watch() -> None:
-    """Install the audit hook that refuses ``sqlite3.connect`` to a file that is open here."""
+    """Install the audit hook that refuses to open a file a second time."""
     global _is_watching
     with _lock:
         if not _is_watching:
@@ -136,23 +138,42 @@ def _watch() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "sqlite3.connect" or not _open or not arguments:
+    """Refuse what would drop SQLite's locks: a process that closes any descriptor on a file loses its locks there."""
+    if event not in ("open", "sqlite3.connect") or not _open or not arguments:
         return
     name = arguments[0]
     if not isinstance(name, str | bytes | os.PathLike):
         return
     text = os.fsdecode(name)
-    if text.startswith("file:"):
-        text = text.removeprefix("file:").removeprefix("//").partition("?")[0]
-    try:
-        found = os.stat(text)
-    except (OSError, ValueError):
-        return
-    if (found.st_dev, found.st_ino) in _open:
+    if event == "open":
+        if text.endswith(SHM) and _is_open(text.removesuffix(SHM)):
+            raise UsageError(
+                f"{text} cannot be opened while this process has the database open: closing it would drop SQLite's "
+                "locks; copy the database by 'bedrockish backup', or open the file in another process"
+            )
+    elif _is_open(text) or _is_open(_path_in(text)):
         raise UsageError(
             f"{text} is open in this process by bedrockish, and a second SQLite library would drop its locks; use "
             "bedrockish.dbapi, or open it in another process"
         )
+
+
+def _is_open(path: str) -> bool:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return (found.st_dev, found.st_ino) in _open
+
+
+def _path_in(text: str) -> str:
+    """Return the path in a URI, such as ``file:/srv/A%20B.sqlite?mode=ro``; any other text unchanged."""
+    if not text.startswith("file:"):
+        return text
+    path = text.removeprefix("file:").partition("?")[0].partition("#")[0]
+    if path.startswith("//"):
+        path = f"/{path.removeprefix('//').partition('/')[2]}"  # without the name of the host
+    return unquote(path)
 
 
 def _check_alone(database: str, place: tuple[int, int]) -> None:

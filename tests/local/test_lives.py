@@ -21,7 +21,7 @@ import bedrockish
 from bedrockish.api.requests import REMOVE, MemberChange
 from bedrockish.client.blocking import Connection
 from bedrockish.client.in_thread import run
-from bedrockish.errors import BedrockishError, ForeignClusterError, ProtocolMismatchError, UnavailableError
+from bedrockish.errors import BedrockishError, ForeignClusterError, ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish.local import connections
 from bedrockish.local.reads import LocalReads
 from bedrockish.node.published import BEAT_S
@@ -78,6 +78,19 @@ def test_thousand_connections_leave_no_descriptor_lock_or_file(node: LocalNode, 
     assert not connections._open
     with bedrockish.connect(alone.url()) as db:
         assert db.status()["open_transactions"] == 0
+
+
+def test_shared_memory_of_an_open_file_is_not_copied_by_its_program(node: LocalNode, tmp_path: Path) -> None:
+    """A copy of the folder would drop the locks of the readers: the node could write over the rows that they read."""
+    shared = Path(f"{node.database}-shm")
+    with bedrockish.connect(node.database) as db, db.snapshot():
+        db.execute("SELECT 1")
+        held = own_locks()
+        for way in (shared.read_bytes, lambda: os.open(shared, os.O_RDONLY), lambda: shutil.copy(shared, tmp_path)):
+            with pytest.raises(UsageError, match="cannot be opened while this process has the database open"):
+                way()
+        assert own_locks() == held
+    assert shared.read_bytes()
 
 
 def test_programs_killed_at_any_point_leave_no_state_at_the_node(node: LocalNode, alone: LocalCluster) -> None:

@@ -269,7 +269,11 @@ def test_file_exchanged_while_it_is_opened_is_closed(bench: Bench, monkeypatch: 
 
 def test_other_sqlite_library_in_this_process_is_refused(bench: Bench, tmp_path: Path) -> None:
     """Closing its descriptor would drop bedrockish's locks, and a checkpoint could then write under a reader."""
-    for name in (bench.reads.database, Path(bench.reads.database), f"file:{bench.reads.database}?mode=ro"):
+    path = bench.reads.database
+    quoted = path.replace("n", "%6E")
+    assert quoted != path
+    names = (path, Path(path), f"file:{path}?mode=ro", f"file:{quoted}?mode=ro", f"file://localhost{quoted}#part")
+    for name in names:
         with pytest.raises(UsageError, match="second SQLite library"):
             sqlite3.connect(name, uri=True)
     sqlite3.connect(tmp_path / "other.sqlite").close()

@@ -26,6 +26,7 @@ from bedrockish.api.url import check_path
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.common.forks import watch_forks
 from bedrockish.common.linux import check_linux
+from bedrockish.common.machine_limits import why_refused
 from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.local.page import Published, socket_path
 
@@ -65,25 +66,27 @@ class Node:
     """A node that this program has started. Get one from ``bedrockish.node``; stop it after use."""
 
     def __init__(self, config: str | PathLike[str] | None = None) -> None:
-        python, places = _interpreter(), [*_places()]
-        folder = tempfile.mkdtemp(prefix="bedrockish-") if config is None else ""
-        if folder:
-            os.chmod(folder, 0o700)  # a umask such as 0277 takes even the owner's right to write
-            place = Path(folder) / "A.toml"
-            place.write_text(_ALONE.format(address=_free_address()), encoding="utf-8")
-        else:
-            place = _absolute(Path(os.fspath(config or "")))
-        self.path = _database(place)  # the node's file
-        self.log = place.with_suffix(".log")  # path of the node's log file
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [python, "-P", "-c", _SERVE, place.name, folder, *places],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=place.parent,
-                process_group=0,  # Ctrl-C reaches the program, which then stops its node
-            )
+        folder = ""
+        try:
+            python, places = _interpreter(), [*_places()]
+            if config is None:
+                folder = tempfile.mkdtemp(prefix="bedrockish-")
+                os.chmod(folder, 0o700)  # a umask such as 0277 takes even the owner's right to write
+                place = Path(folder) / "A.toml"
+                place.write_text(_ALONE.format(address=_free_address()), encoding="utf-8")
+            else:
+                place = _absolute(Path(os.fspath(config or "")))
+            self.path = _database(place)  # the node's file
+            self.log = place.with_suffix(".log")  # path of the node's log file
+            self._process = self._begin([python, "-P", "-c", _SERVE, place.name, folder, *places], place.parent)
+        except BaseException as error:
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                advice = why_refused(error) or "give the node a folder that this user may write"
+                where = "" if error.filename is None else f"{error.filename}: "
+                raise ConfigError(f"a node cannot be started: {where}{error.strerror}; {advice}") from error
+            raise
         self._finalizer = weakref.finalize(self, _stop, self._process, folder, os.getpid())
         watch_forks(self)
         try:
@@ -91,6 +94,17 @@ class Node:
         except BaseException:
             self.stop()
             raise
+
+    def _begin(self, command: list[str], folder: Path) -> "subprocess.Popen[bytes]":
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                process_group=0,  # Ctrl-C reaches the program, which then stops its node
+            )
 
     def __enter__(self) -> Self:
         return self

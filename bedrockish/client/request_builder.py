@@ -171,9 +171,10 @@ def columns_of(reply: Answered | Told) -> list[tuple[str, str | None]]:
         ProtocolMismatchError: the reply is not a list of columns.
     """
     try:
-        assert isinstance(reply, Told)
+        if not isinstance(reply, Told):
+            raise TypeError(reply)
         return [(name, declared) for name, declared in reply.value[0]["columns"]]
-    except (AssertionError, LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise ProtocolMismatchError("the node's answer is not columns") from error
 
 

@@ -2,11 +2,13 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -170,6 +172,24 @@ def test_temporary_node_takes_the_loopback_address_that_the_machine_has(monkeypa
 
     monkeypatch.setattr(socket.socket, "bind", without_ipv4)
     assert re.fullmatch(r"\[::1\]:\d+", embedded._free_address())
+
+
+def test_node_that_cannot_be_started_leaves_no_folder_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 2, before[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"a node cannot be started: .*Too many open files; .*ulimit -n"):
+            node()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / "A.toml").write_text('node = "A"\ndatabase = "A.sqlite"\n')
+    (tmp_path / "A.log").mkdir()
+    with pytest.raises(ConfigError, match=r"A\.log: Is a directory; give the node a folder that this user may write"):
+        node(tmp_path / "A.toml")
 
 
 def test_unusable_configuration_is_reported(tmp_path: Path) -> None:

@@ -351,7 +351,7 @@ async def _serve(
             nursery.start_soon(runtime.transactions.programs.reach_voters, credentials.entry, config.cluster)
             await trio.to_thread.run_sync(runtime.engine.sync)  # writes of a killed process may not be durable yet
             bound = await nursery.start(mesh.run)
-            runtime.publisher.begin()  # before the first answer, so that a program that gets one can open the file
+            runtime.publisher.create_page()  # before the first answer: a program that gets one can open the file
             runtime.output.mesh = mesh
             if mesh.read_loop is not None:
                 runtime.read_by(mesh.read_loop)

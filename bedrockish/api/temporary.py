@@ -15,7 +15,7 @@ class Temporary:
     is_made: bool = False  # whether a node has answered a request with that name
     is_refused: bool = False  # whether the statement that would have made the first object has failed
 
-    def begin(self, name: str) -> None:
+    def set_name(self, name: str) -> None:
         """Set the name, which must be unique, before the session makes its first TEMP object; keep a set name."""
         if not self.name:
             self.name, self.is_made, self.is_refused = name, False, False

@@ -136,7 +136,7 @@ class Transaction:
         options = self._options
         made = with_values(made, options.values)
         if any(map(makes_temporary, {one.sql for one in made})):
-            options.temporary.begin(self.command)
+            options.temporary.set_name(self.command)
         found: list[Rows] | None = None
         if self._local is not None and self._is_begun and not options.temporary.asked:
             found = await self._run_here(self._local, made, timeout)

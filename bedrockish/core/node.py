@@ -158,32 +158,32 @@ class Node:
         if self.coordinator.ready.queue:
             self.coordinator.advance()
         if self.coordinator.together.leading:
-            self.coordinator.together.settle()
-        self._settle()
+            self.coordinator.together.dissolve_waiting()
+        self._pass_on_progress()
         # Gossip a new or ended reservation now, not at the next heartbeat: the other leaders hold back because of it.
         if self.coordinator.contention.reservations.is_changed:
             self.coordinator.contention.reservations.is_changed = False
             self.safe_time.gossip()
         # Transactions wait for the scheduled schema change, so close time at each step, not only at a heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
-            self._settle()
+            self._pass_on_progress()
         if self.is_slow and not self._is_idle():
             self._beat_in(self.state.settings.heartbeat_ms)
         # The ceiling is set last, so that it covers every clock that this step has used. Its effect is the first, so
         # that it is durable before a message with such a clock leaves.
         self.state.keep_ceiling()
-        effects = self.state.outbox.take()
+        effects = self.state.outbox.drain()
         assert self.state.health.applies or not any(isinstance(effect, NEEDS_TABLES) for effect in effects)
         return effects
 
-    def _settle(self) -> None:
+    def _pass_on_progress(self) -> None:
         """Pass the outcomes and applied entries of this step to the parts that wait for them, until there are no more.
 
         This method runs at every step, so it skips parts without work.
         """
         state, voter, recovery = self.state, self.voter, self.recovery
         # Apply the entries of this step before the requests that wait for them go on.
-        self.apply_queue.settle()
+        self.apply_queue.apply_ready()
         while voter.rivals:
             self.coordinator.contention.turns.note_rival(voter.rivals.pop())
         ready = self.coordinator.ready
@@ -198,12 +198,12 @@ class Node:
                     contention.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
                 if voter.deferred:
-                    voter.settle()
+                    voter.judge_deferred()
                 if recovery.deferred or recovery.adoptable:
-                    recovery.settle()
-                self.coordinator.settle()
+                    recovery.answer_deferred()
+                self.coordinator.resume_waiting()
             if self.coordinator.catch_up.waiting:
-                self.coordinator.settle_behind()
+                self.coordinator.resume_strict_reads()
             # Pass on outcomes before waiting requests are unblocked: a request that shares the transaction must get
             # the outcome, and must not just be unblocked.
             for txid in state.votes.take_ended():
@@ -220,7 +220,7 @@ class Node:
                 contention.wait_queue.released(txid)
                 if recovery.rounds:
                     recovery.released(txid)
-            self.apply_queue.settle()
+            self.apply_queue.apply_ready()
             if ready.queue:
                 self.coordinator.advance()
 
@@ -354,15 +354,15 @@ class Node:
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
         # If safe time has passed the clock of a BEGIN that waits for its base, the BEGIN's leader gets the outcome now.
-        self.voter.settle()
+        self.voter.judge_deferred()
         self.staging.check()
         self.recovery.check()
         self.coordinator.check()
         self.coordinator.contention.reservations.check()
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
         # The new safe time may end a session's wait for a vector, or a strict read's wait for the ends of transactions.
-        self.coordinator.settle()
-        self.coordinator.settle_behind()
+        self.coordinator.resume_waiting()
+        self.coordinator.resume_strict_reads()
         settings = self.state.settings
         self._beat_in(idle_ms(settings) if self._is_idle() else settings.heartbeat_ms)
 
@@ -395,7 +395,7 @@ class Node:
                 if number == self._beats:
                     self._heartbeat()
             case Timer.VOTES, _:
-                self.voter.settle()
+                self.voter.judge_deferred()
             case Timer.FETCH, _:
                 self.apply_queue.fetch_missing(at_once=True)
             case Timer.REQUEST_AGAIN, int(number):

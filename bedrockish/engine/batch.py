@@ -127,7 +127,7 @@ class Batch:
         self.wait_for_writer()
         if self.guest is not None and self.guest.inside is not None:
             try:
-                self.guest.leave()
+                self.guest.swap_out()
             except apsw.Error as error:  # rows of an open transaction may be left in the batch
                 raise self.broken(error) from error
 

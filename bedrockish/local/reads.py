@@ -346,7 +346,7 @@ class LocalReads:
             values = params  # APSW binds the same types as the node, and refuses all others
         else:
             binder = Binder(params)
-            values = binder.take(piece.names)
+            values = binder.bind_next(piece.names)
             binder.finish()
         if piece.whole_schema or piece.settings:  # not cached, because EXPLAIN does not check the schema's version
             with in_force(reader.db, piece.settings):

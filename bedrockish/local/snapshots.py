@@ -52,15 +52,15 @@ class ReadConnection:
         self._access = Access()
         db.set_progress_handler(late, STEPS)
 
-    def begin(self) -> FileMoment | None:
+    def take_snapshot(self) -> FileMoment | None:
         """Take a snapshot of the file as it is now; return its moment; None if the file has no row ``moment``."""
         if self.db.in_transaction:
             self.execute("ROLLBACK")
         self.moment = None
         self.execute("BEGIN")
-        return self.look()
+        return self.read_moment()
 
-    def look(self) -> FileMoment | None:
+    def read_moment(self) -> FileMoment | None:
         """Read and return the moment of the snapshot that was just taken."""
         rows = self.execute(_MOMENT).fetchall()  # all rows: SQLite cannot change a collation while a statement is open
         self.moment = moment_row.read(str(rows[0][0])) if rows else None
@@ -216,7 +216,7 @@ class FileSnapshots:
                 made.append(ReadConnection(connections.connect(published, facts), facts, self._is_late))
             for one in made:
                 self._prepare(one.db)
-            made[0].look()
+            made[0].read_moment()
             made[1].end()
             self._check_cluster(made[0].db)
         except (BedrockishError, apsw.Error) as error:
@@ -353,7 +353,7 @@ class FileSnapshots:
         assert published is not None
         first, second = self.readers
         if second.moment is None or second.moment.batch < facts.durable:
-            second.begin()
+            second.take_snapshot()
         if second.moment is None:
             return first
         if second.moment.batch <= facts.durable or second.moment.batch <= published.facts().durable:

@@ -87,7 +87,7 @@ async def serve_client(
     try:
         async with trio.open_nursery() as nursery:
             session.begin(nursery)
-            link.deliver_to(session.take)
+            link.deliver_to(session.begin_calls)
             if why_out is not None:
                 nursery.start_soon(session.watch_stay)
             closed = await link.wait_closed()
@@ -141,7 +141,7 @@ class _Session:
                     await trio.sleep(STAY_S / 20)
                 self._link.drop(Code.AUTHENTICATION, self._why_out())
 
-    def take(self, payloads: list[bytes]) -> None:
+    def begin_calls(self, payloads: list[bytes]) -> None:
         """Begin the calls that were read from the link."""
         self._backlog.extend(payloads)
         for payload in payloads:

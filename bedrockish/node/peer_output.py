@@ -34,7 +34,7 @@ class PeerOutput:
         self._core, self._engine, self._gate = core, engine, gate
         # The facts in the node's HELLO, sent when a link is opened; ``batches`` counts only durable batches.
         self.info: dict[str, Any] = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
-        self.info |= {"plugins": plugins.tell(), "level": LEVEL}
+        self.info |= {"plugins": plugins.hello_facts(), "level": LEVEL}
         self._tell_cluster()
         self.mesh: Mesh | None = None  # the links; None until they are open
         self.on_members: Callable[[], None] = lambda: None  # called when the members or the users have changed

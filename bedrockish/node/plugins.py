@@ -58,7 +58,7 @@ class Plugins:
             except Exception as error:
                 raise ConfigError(f"plugins: {name}: register failed: {type(error).__name__}: {error}") from error
 
-    def tell(self) -> dict[str, Any]:
+    def hello_facts(self) -> dict[str, Any]:
         """Return the facts about this node's modules that other nodes get in a HELLO."""
         return {"digests": dict(self.digests), "modules": sorted(installed())}
 

@@ -32,7 +32,7 @@ class Publisher:
         self._engine, self._state, self._changes_bytes = engine, state, changes_bytes
         self._page: Page | None = None
 
-    def begin(self) -> None:
+    def create_page(self) -> None:
         """Create the page, and write the node's mode to it. All batches of the engine must be durable."""
         engine = self._engine
         try:
@@ -41,7 +41,7 @@ class Publisher:
             logger.warning("programs of this machine cannot open %s: %s", engine.publication.path, error)
             return
         self._page = page
-        engine.publication.begin(page, engine.batch.number, engine.schema_version)
+        engine.publication.use_page(page, engine.batch.number, engine.schema_version)
         self._beat(page)
 
     @property

@@ -75,6 +75,6 @@ class Reports:
             **(mesh.describe() if mesh is not None else {}),
             **(node.faults.describe() | node.gate.fsync.describe()),
         }
-        troubles = self._troubles.look(told, time.monotonic())
+        troubles = self._troubles.find(told, time.monotonic())
         worst = next((one["text"] for one in troubles if one["useless"]), None)
         return {**told, "trouble": worst, "troubles": troubles}

@@ -131,7 +131,7 @@ class Runtime:
         self._direct = DirectReads(self, self._start)
         self._strict = StrictReads(self, self._direct)
         self._reads = ReadsBeside(self, self._asked)
-        self._loop.away = self._reads.begin
+        self._loop.away = self._reads.retry_waiting
         self.reports = Reports(self, credentials)
         latency, statements = self.reports.latency, self.reports.statements
         self.waiters = Waiters(engine.memory, latency, statements, self.faults, self._comparison.unpack)
@@ -224,7 +224,7 @@ class Runtime:
         queue.put(self._requests if owner is None else owner, asked)
         self._loop.ring()
         if self.engine.batch.is_away:
-            self._reads.look()
+            self._reads.try_arrived()
 
     def _answer_directly(self, request: Request, done: Done, owner: object) -> bool:
         """Answer a short read from the last durable batch, or queue a strict read.
@@ -274,7 +274,7 @@ class Runtime:
                 await over.wait()
             except trio.Cancelled:
                 if only_reads(request):  # a write goes on: its client may ask for its outcome later, by its id
-                    self.workers.leave(request.command)
+                    self.workers.stop_read(request.command)
                 raise
         if isinstance(found[0], BedrockishError):
             raise found[0]
@@ -285,7 +285,7 @@ class Runtime:
         for number, waiter in list(self.waiters.open.items()):
             if waiter.owner is owner and only_reads(waiter.request):
                 waiter.is_left = True  # a read that has not begun is not executed
-                self.workers.leave_request(number)
+                self.workers.stop_request(number)
 
     def submission(
         self, request: Request, prepare: MakePrepared, *, shares: bool = False, base: Vector | None = None
@@ -371,7 +371,7 @@ class Runtime:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.to_thread.run_sync(self.engine.sync)  # writes of a killed process may not be durable yet
-            self.gate.begin()
+            self.gate.count_all_durable()
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
             nursery.start_soon(self._loop.watch_time)  # wakes the loop when the core has work at a certain time
@@ -496,7 +496,7 @@ class Runtime:
                     error.details = {**error.details, "txid": str(entry.txid)}
                     raise
                 if entry.transaction.activates:
-                    self.boundary.call(self.transactions.builds.look)
+                    self.boundary.call(self.transactions.builds.check_batch)
                 self.counts["commits"] += 1
                 self.counts["commits_led"] += entry.leader == self.core.state.me
                 self.counts["repeats"] += repeat
@@ -512,7 +512,7 @@ class Runtime:
                 engine.journal.save_hold(name, times, clock)
             case do.Activate(txid):
                 following.append(on.Activated(txid, engine.activate(txid)))
-                self.boundary.call(self.transactions.builds.look)
+                self.boundary.call(self.transactions.builds.check_batch)
             case do.SendEntries():
                 self._entry_sender.send(effect)
             case do.SendOutcome(peer, txid):
@@ -531,7 +531,7 @@ class Runtime:
         waiter = self.waiters.open.pop(request_id, None)
         if waiter is not None:
             if request_id in self.workers.requests:
-                answer = self.workers.settle(request_id, answer)
+                answer = self.workers.end_job(request_id, answer)
             waiter.answer = answer
             self.waiters.hold(waiter, len(answer.results) if isinstance(answer, Answer) else 0)
             self.gate.kept.replies.append(waiter)
@@ -600,7 +600,7 @@ class Runtime:
             self.waiters.tell(read.request, read.done, leaving())
         for number, waiter in list(self.waiters.open.items()):
             if (numbers is None or number in numbers) and not self.core.coordinator.replies.may_happen(number):
-                self.workers.settle(number, leaving())
+                self.workers.end_job(number, leaving())
                 del self.waiters.open[number]
                 self.waiters.end(waiter, leaving())
         return len(self.waiters.open)

@@ -221,13 +221,13 @@ async def test_steps_of_a_long_read_take_turns_with_other_calls(monkeypatch: pyt
     at_once = _AtOnce()
     monkeypatch.setattr(client_session, "AT_ONCE_S", -1.0)
     taken: list[int] = []  # no step has begun yet when all are read
-    read = client_session._Session.take
+    read = client_session._Session.begin_calls
 
     def take(self: client_session._Session, payloads: list[bytes]) -> None:
         read(self, payloads)
         taken.append(len(at_once.seen))
 
-    monkeypatch.setattr(client_session._Session, "take", take)
+    monkeypatch.setattr(client_session._Session, "begin_calls", take)
     async with session(ScriptedNode(transactions=at_once)) as (link, _):
         link.send_many_nowait(encode_call(Step(n + 1, Request(f"c{n}", ()), ROLLBACK)) for n in range(5))
         found: list[int] = []

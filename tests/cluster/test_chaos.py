@@ -50,7 +50,7 @@ def test_power_cut_takes_only_batches_that_were_not_synced(tmp_path: Path) -> No
     node.engine.flush()
     node.engine.sync()
     page = Page(str(database), node.engine.batch.number, 32 << 20)
-    node.engine.publication.begin(page, node.engine.batch.number, node.engine.schema_version)
+    node.engine.publication.use_page(page, node.engine.batch.number, node.engine.schema_version)
     page.beat(SERVING, 0)
     for number in range(6):
         node.run(f"INSERT INTO t VALUES ({number})")

@@ -47,7 +47,7 @@ def test_transaction_ended_by_safe_time_leaves_no_state() -> None:
         one.hear(peer, gossip({}, CLOCK + 10))
     one.node.safe_time.advance()
     assert state.clock.safe == CLOCK + 10
-    one.node._settle()
+    one.node._pass_on_progress()
     assert not state.votes.pending.transactions
     assert not state.votes.by_txid
     one.node.safe_time.advance()

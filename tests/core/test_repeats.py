@@ -75,12 +75,12 @@ def test_unanswered_clock_question_is_repeated_with_pauses_that_double() -> None
     net = Net("ABC")
     core = net.places["A"].core
     core.coordinator.clock_quorum.ask(99)
-    core.state.outbox.take()
+    core.state.outbox.drain()
     sent = 0
     for heartbeat in range(200):
         core.state.set_now(Now(net.seconds + heartbeat / 10, 0))
         core.coordinator.clock_quorum.repeat({99})
-        sent += sum(effect.peer == "B" for effect in core.state.outbox.take() if isinstance(effect, Send))
+        sent += sum(effect.peer == "B" for effect in core.state.outbox.drain() if isinstance(effect, Send))
     assert 6 <= sent <= 8
 
 

@@ -106,14 +106,14 @@ def voter() -> Voter:
 def test_outcome_of_a_commit_of_this_step_is_kept_though_it_is_settled(voter: Voter) -> None:
     """The journal has the commit only after the step."""
     votes, made = voter.state.votes, make("A", 1)
-    voter.state.clock.settle(CLOCK + 5)
+    voter.state.clock.raise_settled(CLOCK + 5)
     votes.end(made.txid, commit=True)
     votes.apply(made.txid)
     votes.take_ended()
     voter.state.outbox.emit(Apply(Entry("A", 1, {"A": 1}, made, None, GENESIS), False))
     votes.forget(())
     assert votes.outcomes == {made.txid: True}
-    voter.state.outbox.take()
+    voter.state.outbox.drain()
     votes.forget(())
     assert not votes.outcomes
 
@@ -146,16 +146,16 @@ def test_copied_cut_is_lowered_below_the_transactions_that_the_node_holds() -> N
 
 def test_own_commit_older_than_the_window_stays_in_it(voter: Voter) -> None:
     """The client learns the place; the window omits only commits of other leaders."""
-    voter.state.clock.settle(CLOCK + (200_000 << 22))
+    voter.state.clock.raise_settled(CLOCK + (200_000 << 22))
     own, other = make("B", 1), make("C", 2)
-    voter.state.take(Entry("A", 1, {"A": 1}, own, "B", GENESIS))
-    voter.state.take(Entry("C", 1, {"C": 1}, other, None, GENESIS))
+    voter.state.add_entry(Entry("A", 1, {"A": 1}, own, "B", GENESIS))
+    voter.state.add_entry(Entry("C", 1, {"C": 1}, other, None, GENESIS))
     assert set(voter.state.commit_window.known) == {own.txid}
 
 
 def test_command_of_a_commit_that_waits_for_its_base_has_happened(voter: Voter) -> None:
     waiting = make("C", 1, base={"A": 7})
-    voter.state.take(Entry("C", 1, {"C": 1}, waiting, None, GENESIS))
+    voter.state.add_entry(Entry("C", 1, {"C": 1}, waiting, None, GENESIS))
     found = voter.state.happened(("C-1",))
     assert found is not None
     assert found.other == waiting.txid
@@ -181,7 +181,7 @@ def test_rows_are_not_compared_in_a_step_that_applies(voter: Voter) -> None:
     voter.state.outbox.emit(Apply(Entry("C", 1, {"C": 1}, make("C", 2), None, GENESIS), False))
     assert voter.state.why_rows_differ(made) is None
     assert voter.compared == []
-    voter.state.outbox.take()
+    voter.state.outbox.drain()
     assert voter.state.why_rows_differ(made) == ""
 
 
@@ -413,9 +413,9 @@ def test_leader_of_a_begin_that_waits_for_its_base_gets_the_outcome(voter: Voter
     made = make("A", 1, base={"C": 9})
     assert not [one for one in voter.hear("A", Begin(made.body)) if isinstance(one, Approve)]
     voter.state.votes.end(made.txid, commit=False)
-    voter.state.outbox.take()
-    voter.node.voter.settle()
-    told = [one.message for one in voter.state.outbox.take() if isinstance(one, Send) and one.peer == "A"]
+    voter.state.outbox.drain()
+    voter.node.voter.judge_deferred()
+    told = [one.message for one in voter.state.outbox.drain() if isinstance(one, Send) and one.peer == "A"]
     assert [(one.txid, one.commit) for one in told if isinstance(one, Outcome)] == [(made.txid, False)]
     assert not voter.node.voter.deferred
 

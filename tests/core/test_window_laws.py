@@ -57,7 +57,7 @@ class World:
             self.compare()
 
     def place(self, made: Transaction, *, is_repeat: bool) -> None:
-        """Take a commit at the next tick of a drawn timeline, as ``State.take`` does."""
+        """Take a commit at the next tick of a drawn timeline, as ``State.add_entry`` does."""
         leader = self.luck.choice(NODES)
         self.ticks[leader] += 1
         place = leader, self.ticks[leader]

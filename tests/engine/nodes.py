@@ -94,14 +94,14 @@ class TestNode:
 def ids_like_sqlite(node: TestNode) -> TestNode:
     """Let a node assign ids as SQLite does, the highest of the table plus one, so that tables are equal."""
     ids = node.engine._ids
-    begin = ids.begin
+    begin = ids.begin_statement
 
     def forgetful() -> None:
         ids._stripes = ids._own = 1
         ids._highest.clear()
         begin()
 
-    ids.begin = forgetful  # type: ignore[method-assign]
+    ids.begin_statement = forgetful  # type: ignore[method-assign]
     return node
 
 

@@ -104,8 +104,8 @@ def test_batches_of_a_stream_have_the_same_rows_in_both_forms(tmp_path: Path) ->
     found = []
     for by_column in (False, True):
         piece, values, plan = compile_read(interactive.parts.executor, Statement(READ, None))
-        batches = Batches(interactive.readers.take(), piece, values, plan.lengths, by_column=by_column)
-        encoded, count, more = batches.take()
+        batches = Batches(interactive.readers.take_snapshot(), piece, values, plan.lengths, by_column=by_column)
+        encoded, count, more = batches.next_batch()
         batches.close()
         assert (count, more) == (ROWS, False)
         assert forms(encoded) == [5 if by_column else 4]

@@ -297,7 +297,7 @@ class Race:
         db.execute("BEGIN")
         assert replay(db, list(steps)) == list(said), steps
         db.execute("COMMIT")
-        self.desk.interactive.leave()
+        self.desk.interactive.swap_out()
         assert self.desk.node.tables() == contents(self.db)
         self.remember()
         self.committed += work.wrote

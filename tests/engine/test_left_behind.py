@@ -42,14 +42,14 @@ def test_late_stop_of_a_stream_does_not_interrupt_the_next_statement_on_its_conn
     update = node.prepare("UPDATE t SET v = v + 1")
     node.engine.flush()
     transactions = interactive(node)
-    snapshot = transactions.readers.take()
+    snapshot = transactions.readers.take_snapshot()
     piece, params, plan = compile_read(transactions.parts.executor, Statement("SELECT 1", ()))
     batches = Batches(snapshot, piece, params, plan.lengths)
-    assert batches.take()[1:] == (1, False)
+    assert batches.next_batch()[1:] == (1, False)
     batches.stop()
     batches.close()
     transactions.readers.give_back(snapshot)
-    again: Snapshot = transactions.readers.take()
+    again: Snapshot = transactions.readers.take_snapshot()
     assert again is snapshot
     assert again.compare(update.changes) == ""
     transactions.readers.give_back(again)
@@ -120,7 +120,9 @@ def test_interrupted_function_releases_its_memory_account(make_node: MakeNode, m
     node = make_node(limits=Limits(memory=memory, result_bytes=1 << 30))
     node.engine.flush()
     place = Workspace(node.engine.beside())
-    place.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), node.engine.applied_clock)
+    place.take_snapshot(
+        node.engine.applied, node.engine.schema_version, node.engine.moment(), node.engine.applied_clock
+    )
     place.scope.begin_in_worker("it", 0, lambda: 0)
     found: list[BaseException] = []
     end = Interrupter.end

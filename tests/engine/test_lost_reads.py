@@ -57,12 +57,12 @@ def test_stream_snapshot_is_given_back_after_a_sort_without_room(
     filled: TestNode, limited: Callable[[int], None]
 ) -> None:
     readers = Readers(filled.engine.beside().reader, Limits())
-    snapshot = readers.take()
+    snapshot = readers.take_snapshot()
     limited(64 << 10)
     with pytest.raises(apsw.Error), closing(snapshot.cursor()) as cursor:
         cursor.execute(SORT).fetchall()
     readers.give_back(snapshot)
-    assert readers.take() is snapshot
+    assert readers.take_snapshot() is snapshot
     readers.give_back(snapshot)
     readers.close()
 
@@ -76,17 +76,17 @@ def test_snapshot_that_was_interrupted_after_its_statement_is_given_back(
     """
     monkeypatch.setattr(snapshots, "STEPS", 1)  # the progress handler is called during each statement
     readers = Readers(filled.engine.beside().reader, Limits())
-    snapshot = readers.take()
+    snapshot = readers.take_snapshot()
     snapshot.interrupt()
     readers.give_back(snapshot)
-    assert readers.take() is snapshot
+    assert readers.take_snapshot() is snapshot
     readers.give_back(snapshot)
     readers.close()
 
 
 def test_snapshot_that_cannot_be_ended_is_closed(filled: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     readers = Readers(filled.engine.beside().reader, Limits())
-    snapshot = readers.take()
+    snapshot = readers.take_snapshot()
 
     def fail() -> None:
         raise apsw.IOError
@@ -95,7 +95,7 @@ def test_snapshot_that_cannot_be_ended_is_closed(filled: TestNode, monkeypatch: 
     readers.give_back(snapshot)
     with pytest.raises(apsw.ConnectionClosedError):
         snapshot.cursor()
-    other = readers.take()
+    other = readers.take_snapshot()
     assert other is not snapshot
     readers.give_back(other)
     readers.close()

@@ -28,7 +28,7 @@ BOMBS = (
 def test_newest_request_is_refused_when_memory_is_full() -> None:
     used, now = [0], [0.0]
     memory = Memory(100, lambda: used[0], lambda: now[0])
-    old, new = memory.begin(), memory.begin()
+    old, new = memory.register(), memory.register()
     assert not memory.must_end(old)
     assert not memory.must_end(new)
     used[0] = 60

@@ -289,7 +289,7 @@ def test_comparison_by_one_query_equals_the_comparison_row_by_row(pair: tuple[Te
                 touched = "UPDATE item SET r = 77 WHERE id = 9" if "item" in sql else "DELETE FROM bare WHERE n = 9"
                 second.engine.batch.write(lambda text: second.engine._db.execute(text).get, touched)
                 second.save()
-            snapshot = readers.take()
+            snapshot = readers.take_snapshot()
             staged = unpacked(second, changes)
             assert staged is not None
             found = snapshot.compare(changes, second.engine.tables, staged)

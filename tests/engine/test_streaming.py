@@ -25,7 +25,7 @@ def desk(tmp_path: Path) -> Desk:
 def batches(desk: Desk, sql: str, *params: object) -> Batches:
     interactive = desk.interactive
     piece, values, plan = compile_read(interactive.parts.executor, Statement(sql, params))
-    return Batches(interactive.readers.take(), piece, values, plan.lengths)
+    return Batches(interactive.readers.take_snapshot(), piece, values, plan.lengths)
 
 
 def test_batches_have_all_rows_in_order_and_bounded_lengths(desk: Desk) -> None:
@@ -33,7 +33,7 @@ def test_batches_have_all_rows_in_order_and_bounded_lengths(desk: Desk) -> None:
     for count, size in ((1000, 1000), (10, BATCH_BYTES * 3), (1, 0), (0, 0)):
         rows, more, taken = [], True, batches(desk, MANY + " LIMIT ?", max(count, 1), size, count)
         while more:
-            encoded, number, more = taken.take()
+            encoded, number, more = taken.next_batch()
             assert len(encoded) < 2 * BATCH_BYTES + size
             found = decode_results(encoded)[0].rows
             assert len(found) == number
@@ -45,12 +45,12 @@ def test_batches_have_all_rows_in_order_and_bounded_lengths(desk: Desk) -> None:
 def test_stream_fails_at_a_row_that_cannot_be_computed(desk: Desk) -> None:
     """SQLite's own error, the node's for an invalid text, and the node's for a row that takes too long."""
     with pytest.raises(SqlError, match="overflow"):
-        batches(desk, "SELECT abs(-9223372036854775808)").take()
+        batches(desk, "SELECT abs(-9223372036854775808)").next_batch()
     with pytest.raises(SqlError, match="UTF-8"):
-        batches(desk, "SELECT CAST(x'ff' AS TEXT)").take()
+        batches(desk, "SELECT CAST(x'ff' AS TEXT)").next_batch()
     hurried = Desk(desk.node.path.parent / "B.db", statement_s=0.05)
     with pytest.raises(TooLargeError, match="no further row"):
-        batches(hurried, f"SELECT max(i) FROM ({ENDLESS})").take()
+        batches(hurried, f"SELECT max(i) FROM ({ENDLESS})").next_batch()
 
 
 def test_stream_is_stopped_from_another_thread(desk: Desk) -> None:
@@ -58,12 +58,12 @@ def test_stream_is_stopped_from_another_thread(desk: Desk) -> None:
     stopped = batches(desk, ENDLESS)
     stopped.stop()
     with pytest.raises(UnavailableError):
-        stopped.take()
+        stopped.next_batch()
     endless = batches(desk, f"SELECT max(i) FROM ({ENDLESS})")
     timer = threading.Timer(0.1, endless.stop)
     timer.start()
     with pytest.raises(UnavailableError):
-        endless.take()
+        endless.next_batch()
     timer.join()
 
 
@@ -71,7 +71,7 @@ def test_access_set_of_a_stream_has_its_reads(desk: Desk) -> None:
     """For a strict stream, a majority is asked about them."""
     parts = desk.interactive.parts
     _, params, plan = compile_read(parts.executor, Statement("SELECT v FROM t WHERE id = ?", (7,)))
-    snapshot = desk.interactive.readers.take()
+    snapshot = desk.interactive.readers.take_snapshot()
     access_set = access_set_of(parts.executor, plan, params, snapshot)
     desk.interactive.readers.give_back(snapshot)
     assert access_set.read_points
@@ -86,7 +86,7 @@ def test_explain_in_a_stream_uses_the_current_schema(desk: Desk) -> None:
         desk.node.engine.flush()
         for sql in ("EXPLAIN PRAGMA integrity_check", "EXPLAIN SELECT * FROM t", "SELECT count(*) FROM sqlite_schema"):
             taken = batches(desk, sql)
-            rows = decode_results(taken.take()[0])[0].rows
+            rows = decode_results(taken.next_batch()[0])[0].rows
             taken.close()
             desk.interactive.readers.give_back(taken._snapshot)
             if sql == "EXPLAIN PRAGMA integrity_check":

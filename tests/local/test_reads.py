@@ -66,7 +66,7 @@ class Bench:
         self.write("CREATE TABLE t(a)")
         self.engine.sync()
         self.page = Page(str(folder / "A.sqlite"), self.engine.batch.number, 32 << 20)
-        self.engine.publication.begin(self.page, self.engine.batch.number, self.engine.schema_version)
+        self.engine.publication.use_page(self.page, self.engine.batch.number, self.engine.schema_version)
         self.page.beat(SERVING, 0)
         self.reads = LocalReads(str(folder / "A.sqlite"))
         self.reads.open()
@@ -241,7 +241,7 @@ def test_reads_never_mix_an_exchanged_file_with_the_old_one(bench: Bench, tmp_pa
         again.engine.flush()
         again.engine.sync()
         fresh = Page(str(tmp_path / "A.sqlite"), again.engine.batch.number, 32 << 20)
-        again.engine.publication.begin(fresh, again.engine.batch.number, again.engine.schema_version)
+        again.engine.publication.use_page(fresh, again.engine.batch.number, again.engine.schema_version)
         fresh.beat(SERVING, 0)
         time.sleep(snapshots.AGAIN_S)
         with pytest.raises(ResultLostError):

@@ -23,4 +23,4 @@ def test_member_without_the_module_is_named() -> None:
 
 def test_node_reports_its_vector_modules() -> None:
     pytest.importorskip("sqlite_vec")
-    assert Plugins().tell()["modules"] == ["vec0", "vec1"]
+    assert Plugins().hello_facts()["modules"] == ["vec0", "vec1"]

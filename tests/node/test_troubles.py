@@ -100,17 +100,17 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("code", "changes", "words"), CASES)
 def test_each_trouble_is_reported_after_its_delay(code: str, changes: dict[str, Any], words: str) -> None:
     troubles, kind = Troubles(), KINDS[code]
-    assert troubles.look(WELL, 0.0) == []
-    found = {one["code"]: one for one in troubles.look(WELL | changes, 100.0)}
+    assert troubles.find(WELL, 0.0) == []
+    found = {one["code"]: one for one in troubles.find(WELL | changes, 100.0)}
     assert (code in found) is (kind.after_s == 0)
-    late = troubles.look(WELL | changes, 100.0 + kind.after_s)
+    late = troubles.find(WELL | changes, 100.0 + kind.after_s)
     told = {one["code"]: one for one in late}[code]
     assert re.search(words, told["text"])
     assert told["do"] == kind.do
     assert (told["text"] in not_ready({"troubles": late})) is kind.useless
     assert [one["code"] for one in late] == [code for code in KINDS if code in {one["code"] for one in late}]
-    assert troubles.look(WELL, 300.0) == []
-    assert (code in {one["code"] for one in troubles.look(WELL | changes, 301.0)}) is (kind.after_s == 0)
+    assert troubles.find(WELL, 300.0) == []
+    assert (code in {one["code"] for one in troubles.find(WELL | changes, 301.0)}) is (kind.after_s == 0)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_node_that_delays_its_own_safe_time_does_not_advise_to_remove_voters(cha
 def lasting(status: dict[str, Any]) -> dict[str, str]:
     """Return the text of each trouble that there is when this has lasted."""
     troubles = Troubles()
-    troubles.look(status, 100.0)
-    return {one["code"]: one["text"] for one in troubles.look(status, 200.0)}
+    troubles.find(status, 100.0)
+    return {one["code"]: one["text"] for one in troubles.find(status, 200.0)}
 
 
 def test_clock_ahead_does_not_hide_a_slow_node() -> None:
@@ -150,7 +150,7 @@ def test_clock_ahead_does_not_hide_a_slow_node() -> None:
 def test_a_node_that_joins_is_not_among_the_members_yet() -> None:
     """The command asks the joining node for its troubles, even if no peer reaches it."""
     nodes = {name: {**NODE, "silent_ms": 4_000, "address": f"{name}:1"} for name in "BC"}
-    found = Troubles().look(WELL | {"nodes": nodes, "trouble": "node A is new and still catching up"}, 100.0)
+    found = Troubles().find(WELL | {"nodes": nodes, "trouble": "node A is new and still catching up"}, 100.0)
     assert found[0]["code"] == "out_of_service"
 
 
@@ -170,8 +170,8 @@ def test_learner_with_an_unproven_copy_is_ready() -> None:
     alarms = {"unproven_copy": {"reason": "not compared"}}
     voter = WELL | {"mode": "read-only", "alarms": alarms}
     learner = voter | {"nodes": {**WELL["nodes"], "A": {**WELL["nodes"]["A"], "role": "learner"}}}
-    assert not_ready({"troubles": Troubles().look(voter, 100.0)})
-    assert not not_ready({"troubles": Troubles().look(learner, 100.0)})
+    assert not_ready({"troubles": Troubles().find(voter, 100.0)})
+    assert not not_ready({"troubles": Troubles().find(learner, 100.0)})
 
 
 def test_node_whose_messages_are_as_late_as_its_clock_seems_behind_is_slow() -> None:

@@ -124,7 +124,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "after ignored": fault(
         "a commit is applied after its base",
-        (_ApplyQueue, "settle", "covers(self.state.timelines.applied, queue[0].after)", "True"),
+        (_ApplyQueue, "apply_ready", "covers(self.state.timelines.applied, queue[0].after)", "True"),
     ),
     "COMMIT ahead of a gap counts": fault(
         "a COMMIT ahead of a gap is ignored",

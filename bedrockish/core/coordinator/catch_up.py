@@ -43,7 +43,7 @@ class CatchUp:
         after_ms = self.state.settings.fetch_after_ms * 2 ** min(asked, DOUBLED_MAX)
         self.state.timers.move(after_ms, Timer.ASK_ENDS, number)
 
-    def settle(self) -> list[InFlight]:
+    def pop_ended(self) -> list[InFlight]:
         """Remove and return the requests whose wait is over; set ``level``, which the next snapshot has to cover."""
         state, over = self.state, list[InFlight]()
         for number, inflight in list(self.waiting.items()):

@@ -173,7 +173,7 @@ class Contention:
         if inflight.access_set is not None:
             self.reservations.reserve_if_needed(inflight, inflight.access_set)
 
-    def leave(self, inflight: InFlight) -> None:
+    def unblock_behind(self, inflight: InFlight) -> None:
         """Unblock the requests behind a request, and those that wait for its reservation to end."""
         self.reservations.ended(inflight)
-        self.wait_queue.leave(inflight)
+        self.wait_queue.unblock_behind(inflight)

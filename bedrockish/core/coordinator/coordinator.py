@@ -119,7 +119,7 @@ class Coordinator:
         elif ready:
             self.ready.add(ready[0])
 
-    def settle(self) -> None:
+    def resume_waiting(self) -> None:
         """Start the requests whose session's commits this node has applied, or whose schema change is in force."""
         if self.replies.schema_barrier.waiting and self.state.schema.scheduled is None:
             self._release_from_barrier()
@@ -143,9 +143,9 @@ class Coordinator:
         changes = [inflight for inflight in waited if inflight.alters]
         self.contention.wait_queue.change_in_force(changes, barrier.leader)
 
-    def settle_behind(self) -> None:
+    def resume_strict_reads(self) -> None:
         """Execute again each strict read that has waited for the ends of transactions, and whose wait is over."""
-        for inflight in self.catch_up.settle():
+        for inflight in self.catch_up.pop_ended():
             self.ready.add(inflight)
 
     def stage_ended(self, stage: Stage, number: int, end: End = None) -> None:
@@ -186,8 +186,8 @@ class Coordinator:
                 case Stage.BEHIND:
                     inflight.move(Stage.BEHIND)
                     self.catch_up.wait(inflight)
-                    contention.wait_queue.leave(inflight)
-                    self.settle_behind()
+                    contention.wait_queue.unblock_behind(inflight)
+                    self.resume_strict_reads()
                 case Stage.CLOCK:
                     inflight.move(Stage.CLOCK)
                     told = 0 if inflight.read is None else inflight.read.clock
@@ -195,10 +195,10 @@ class Coordinator:
                         ready.add(inflight)
                 case Stage.AHEAD:
                     inflight.move(Stage.AHEAD)
-                    contention.wait_queue.leave(inflight)  # the pieces may take seconds to reach the voters
+                    contention.wait_queue.unblock_behind(inflight)  # the pieces may take seconds to reach the voters
                 case Stage.SCHEMA:
                     replies.schema_barrier.wait(inflight)
-                    contention.wait_queue.leave(inflight)
+                    contention.wait_queue.unblock_behind(inflight)
                 case obstacle:
                     contention.wait(inflight, obstacle)
 
@@ -284,7 +284,7 @@ class Coordinator:
         if inflight is not None:
             self.together.part(inflight)
             if not inflight.alters:
-                self.contention.wait_queue.leave(inflight)
+                self.contention.wait_queue.unblock_behind(inflight)
 
     def _executed(self, inflight: InFlight, end: End) -> Step:
         """Lead the transaction of a request that was executed, or answer the request if it only read."""
@@ -317,7 +317,7 @@ class Coordinator:
                 return self._end_or_check(inflight, prepared, moved)
             prepared = moved
         if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):
-            self.contention.wait_queue.leave(inflight)  # the schema changes behind this request now go first
+            self.contention.wait_queue.unblock_behind(inflight)  # the schema changes behind this request now go first
             return self._take_up(inflight)  # a schema change has come into force since the execution
         if prepared.readonly:
             inflight.read = prepared
@@ -547,7 +547,7 @@ class Coordinator:
             return
         in_flight = inflight.stage is Stage.IN_FLIGHT
         inflight.move(Stage.ENDING)
-        self.contention.leave(inflight)
+        self.contention.unblock_behind(inflight)
         if in_flight:
             # The answer "did not happen" needs a rollback by a majority: approvals under way could still commit the
             # transaction. A transaction that other requests share goes on for them.

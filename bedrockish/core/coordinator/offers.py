@@ -123,7 +123,7 @@ class Offers:
         """Send a peer the pieces that it requested."""
         # Bounded, because each piece is read into memory to be sent.
         for digest in message.pieces[:WANTED_MAX]:
-            data = self.state.pieces.take(peer, digest, self.state.clock.now.seconds)
+            data = self.state.pieces.take_piece(peer, digest, self.state.clock.now.seconds)
             if data is not None and digest in self.state.pieces.offered:
                 self.staging.save(digest, data)  # saved here already, so that few pieces are left to save at the quorum
             self.state.outbox.send(peer, Piece(digest, data))

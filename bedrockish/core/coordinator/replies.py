@@ -39,7 +39,7 @@ class Replies:
         inflight = self.in_flight.get(number)
         if inflight is not None:
             self.schema_barrier.decide(inflight, txid, answer)
-            self.contention.leave(inflight)
+            self.contention.unblock_behind(inflight)
 
     def activated(self, txid: Txid, failure: str) -> None:
         """Answer the requests for a schema change that came into force, or, with ``failure``, that the data forbade."""
@@ -59,7 +59,7 @@ class Replies:
         inflight = self.in_flight.pop(number, None)
         if inflight is not None:
             self.state.timers.drop(Timer.REQUEST_DEADLINE, number)
-            self.contention.leave(inflight)
+            self.contention.unblock_behind(inflight)
 
     def finish(self, inflight: InFlight, answer: Answer | BedrockishError) -> None:
         """Answer a request, and unblock the requests behind it."""
@@ -69,7 +69,7 @@ class Replies:
         self.state.outbox.emit(Reply(inflight.number, answer))
         self.contention.reservations.ended(inflight)
         if inflight.behind or self.contention.wait_queue.heads:
-            self.contention.wait_queue.leave(inflight)
+            self.contention.wait_queue.unblock_behind(inflight)
 
     def ended(self, inflight: InFlight, transaction: Transaction, *, commit: bool) -> None:
         """Answer a request, or run it again, after the end of one of its transactions."""
@@ -100,4 +100,4 @@ class Replies:
         inflight.move(Stage.ENDING)
         inflight.error = error
         self.state.timers.set(requests.ENDING_MS, Timer.REQUEST_DEADLINE, inflight.number)
-        self.contention.leave(inflight)
+        self.contention.unblock_behind(inflight)

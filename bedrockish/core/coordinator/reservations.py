@@ -86,7 +86,7 @@ class Reservations:
             return
         # The request is executed again and again without a commit. The requests behind it must not wait as long, or
         # they would need reservations themselves.
-        self._wait_queue.leave(inflight)
+        self._wait_queue.unblock_behind(inflight)
         # A longer execution would not end within a reservation, and the requests that hold back would have waited for
         # nothing. A kept execution need not be repeated.
         is_short = inflight.kept is not None or 1000 * inflight.took_s < self._state.settings.reserve_ms
@@ -213,7 +213,7 @@ class Reservations:
         if first.txid.leader == state.me and inflight is not None:
             inflight.goes_first = True
             # The requests behind it now wait for the end of the reservation, as all others do.
-            self._wait_queue.leave(inflight)
+            self._wait_queue.unblock_behind(inflight)
             # Do not wait for another request now: that one may wait for this reservation.
             if inflight.stage is Stage.WAITING:
                 self._wait_queue.remove(inflight)

@@ -304,7 +304,7 @@ class WaitQueue:
             inflight.move(Stage.WAITING)
         self._unblock_first(deque(inflight.number for inflight in waited), leader)
 
-    def leave(self, inflight: InFlight) -> None:
+    def unblock_behind(self, inflight: InFlight) -> None:
         """Unblock the requests behind a request."""
         self.remove_head(inflight.number)
         if inflight.behind:
@@ -426,7 +426,7 @@ class Together:
         inflight.behind = deque(other.number for other in behind if not other.is_free)
         return [other for other in behind if other.is_free]
 
-    def settle(self) -> None:
+    def dissolve_waiting(self) -> None:
         """Dissolve the groups whose first request has to wait."""
         for number, inflight in list(self.leading.items()):
             # The requests that were only grouped with the first should not wait for its obstacle.

@@ -244,7 +244,7 @@ class Recovery:
             self.coordinator.attempts.stop_counting(txid)  # P5: the leader's promise ends ballots 0 and 1
         return vote
 
-    def settle(self) -> None:
+    def answer_deferred(self) -> None:
         """Answer the deferred RECOVERs whose base is applied now; adopt the decided commits that can be applied now."""
         state = self.state
         for txid, peer in list(self.deferred.items()):

@@ -63,8 +63,8 @@ class ApplyQueue:
         approvals = dict(quorum) | ({me: tick} if me in quorum else {})
         prev = state.timelines.heads.get(me, GENESIS)
         entry = Entry(me, tick, approvals, transaction, adopted_from, prev)
-        self._take(entry)
-        self.settle()
+        self._add_entry(entry)
+        self.apply_ready()
         # The caller sends the COMMIT next. The effect Apply comes before it, so the commit is durable before any peer
         # hears of it.
         assert state.timelines.applied[me] == tick
@@ -117,7 +117,7 @@ class ApplyQueue:
         if entry.hash != message.hash:
             # Reject the entry only: a peer with another version of the timeline must not stop this node.
             raise EntryMalformedError(f"hash mismatch: {leader}{tick} does not extend the local timeline {leader}")
-        self._take(entry)
+        self._add_entry(entry)
         return True
 
     def on_entries(self, peer: str, message: Entries) -> None:
@@ -134,7 +134,7 @@ class ApplyQueue:
             entry = decode_entry(prev, label, body)
             if prev != self.state.timelines.heads.get(leader, GENESIS):
                 raise EntryMalformedError(f"{leader}{tick} does not extend the local timeline {leader}")
-            self._take(entry)
+            self._add_entry(entry)
         for gap in self.gaps.values():
             # The peer has answered, so any peer can be asked at once for the ticks that are still missing.
             if gap.peer == peer:
@@ -145,7 +145,7 @@ class ApplyQueue:
         # An answer has a bounded size. The rest is asked for now, not at the next heartbeat, and before these entries
         # are applied: the sender reads the rest while this node applies.
         self.fetch_missing()
-        self.settle()
+        self.apply_ready()
 
     def on_outcome(self, peer: str, message: Outcome) -> None:
         """Fetch the entry at a place where a peer says that a transaction is committed.
@@ -158,14 +158,14 @@ class ApplyQueue:
                 known.applied = {**known.applied, message.leader: message.tick}
             self.want({message.leader: message.tick})
 
-    def _take(self, entry: Entry) -> None:
+    def _add_entry(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
         # The protocol excludes a commit of a transaction that was rolled back, so a disk or a program has failed. This
         # node halts before it spreads a wrong outcome.
         if state.votes.outcomes.get(txid) is False:
             state.outbox.emit(Halt(f"{entry.leader}{entry.tick} commits {txid}, which was rolled back"))
             return
-        state.take(entry)
+        state.add_entry(entry)
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
         # If the entry was fetched, its COMMIT may still be in ``early``, and would never be removed.
@@ -178,7 +178,7 @@ class ApplyQueue:
 
     # -- applying --------------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def apply_ready(self) -> None:
         """Apply everything that can be applied."""
         # Every step calls this method; the count saves a look at each timeline.
         moved = self._unapplied > 0

@@ -158,7 +158,7 @@ class SafeTime:
         if found.safe > own.safe:
             # A restarted node with an older safe time would count the transactions between the two times as open.
             state.outbox.emit(Keep("safe", found.safe))
-        clock.settle(self._settled())
+        clock.raise_settled(self._settled())
         if clock.settled > was_settled and moved(clock.settled, -state.settings.conflict_window_ms) > found.safe:
             state.outbox.emit(Keep("settled", clock.settled))  # so a restart need not read all entries above safe time
         # ``late``: an outcome that becomes known when settled time is past its transaction would be kept for ever.

@@ -58,7 +58,7 @@ class Voter:
         if transaction.txid.leader == peer:
             self._judge(transaction)
 
-    def settle(self) -> None:
+    def judge_deferred(self) -> None:
         """Judge the deferred BEGINs whose base is applied now."""
         for txid, transaction in list(self.deferred.items()):
             # A transaction that has ended need not wait for its base, which may never arrive: its leader gets the
@@ -141,7 +141,7 @@ class Voter:
         if not self._check_rows(transaction, until):  # V12: its before-images are the rows here
             return
         state.votes.hold(transaction)  # V13: durable before the approval leaves
-        # Our own requests that wait for their turn on these keys now wait for its end (``Node._settle``).
+        # Our own requests that wait for their turn on these keys now wait for its end (``Node._pass_on_progress``).
         self.approved.append(transaction)
         self._approve(txid)
 

@@ -237,7 +237,7 @@ class Clock:
         assert safe >= self.safe
         self.closed, self.cut, self.safe, self.settled = closed, cut, safe, max(safe, self.settled)
 
-    def settle(self, clock: int) -> None:
+    def raise_settled(self, clock: int) -> None:
         """Raise the clock up to which no transaction can still be decided, even if some entries are missing here."""
         self.settled = max(self.settled, clock)
 

@@ -20,7 +20,7 @@ class Outbox:
         self.roster, self.clock, self.pieces = roster, clock, pieces
         self.effects: list[Effect] = []
 
-    def take(self) -> list[Effect]:
+    def drain(self) -> list[Effect]:
         """Return all effects since the last call."""
         effects, self.effects = self.effects, []
         return effects

@@ -101,7 +101,7 @@ class Pieces:
         while len(waiting) > 1 and sum(one.size for one in waiting) > SENT_BYTES_MAX:
             del waiting[0]  # a peer that asks for these pieces learns that they are gone
 
-    def take(self, peer: str, digest: bytes, seconds: float) -> bytes | None:
+    def take_piece(self, peer: str, digest: bytes, seconds: float) -> bytes | None:
         """Return a piece that a peer asks for; None if it is not here any more. A peer asks for a piece once."""
         self.taken[peer] = seconds
         if digest in self.offered:

@@ -345,10 +345,10 @@ class State:
 
     # -- applying --------------------------------------------------------------------------------------------------
 
-    def take(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         """Add the next entry of a timeline; its commit is known from now on."""
         txid = entry.txid
-        self.timelines.take(entry)
+        self.timelines.add_entry(entry)
         # Each transaction that this node begins from now on has a later clock than all commits that it knows.
         self.clock.adjust(txid.clock)
         since = self.votes.pending.since.get(txid)

@@ -25,7 +25,7 @@ class Timelines:
         # A vector that covers this one contains all entries of the retired timelines.
         self.retirement: Vector = self._without_retired(self.applied)
 
-    def take(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         """Count the next entry of its timeline as taken."""
         # A gap would hide a commit that conflict tests have to find; a repeat would fork the chain of hashes.
         assert entry.tick == self.taken.get(entry.leader, 0) + 1

@@ -68,7 +68,7 @@ class Batches:
         self._cursor: apsw.Cursor | None = None
         self._is_stopped = False
 
-    def take(self) -> tuple[bytes, int, bool]:
+    def next_batch(self) -> tuple[bytes, int, bool]:
         """Return the next rows as an encoded result, their number, and whether there may be more.
 
         Raises:
@@ -126,8 +126,8 @@ class Batches:
         )
 
     def stop(self) -> None:
-        """Interrupt a ``take`` that runs in another thread."""
-        self._is_stopped = True  # before the interrupt: ``take`` sets the deadline, and then tests this flag
+        """Interrupt a ``next_batch`` that runs in another thread."""
+        self._is_stopped = True  # before the interrupt: ``next_batch`` sets the deadline, and then tests this flag
         self._snapshot.interrupt()
 
     def close(self) -> None:

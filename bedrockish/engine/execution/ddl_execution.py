@@ -145,7 +145,7 @@ class Mixed:
                 raise UnsupportedError(ALONE)
             if piece.kind == EMPTY:
                 continue
-            params = binder.take(piece.names)
+            params = binder.bind_next(piece.names)
             if statement_start(statement.sql, at) == len(statement.sql):
                 binder.finish()
             if piece.setting:

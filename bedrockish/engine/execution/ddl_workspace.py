@@ -51,14 +51,16 @@ class Draft:
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def begin(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
+    def take_snapshot(
+        self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int
+    ) -> None:
         """Take a snapshot of the file, which must have every applied entry.
 
         Raises:
             UnavailableError: the snapshot cannot be taken.
         """
         self._base, self.version = dict(base), schema_version
-        self._workspace.begin(base, schema_version, moment, applied_clock)
+        self._workspace.take_snapshot(base, schema_version, moment, applied_clock)
 
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the running statement."""

@@ -147,7 +147,7 @@ class Executor:
         if not request.statements:
             raise SqlError("the request has no statements; send at least one")
         gatherer = AccessSetBuilder(self.analysis, serializable=request.isolation == SERIALIZABLE)
-        run = self.begin(gatherer)
+        run = self.start_run(gatherer)
         self.governor.allow(budget_s)
         try:
             return self._execute(run, request, base, schema_version, at_once=at_once)
@@ -278,7 +278,7 @@ class Executor:
                 wanted = piece.text(params)
                 if wanted is not text:
                     text = wanted
-                    self._ids.begin()
+                    self._ids.begin_statement()
                 change(text, params)
                 found.append((Result((), [], db.changes(), db.last_insert_rowid() or None), params))
                 if until < FOREVER and seconds() > until:
@@ -322,7 +322,7 @@ class Executor:
         """Return the text to run with these parameters, and prepare the ids that it assigns to new rows."""
         text = piece.text(params)
         if text is not piece.sql:
-            self._ids.begin()
+            self._ids.begin_statement()
         return text
 
     def run_piece(
@@ -418,7 +418,7 @@ class Executor:
         """True while a deferred foreign key is broken."""
         return self._tables.foreign_keys and deferred_broken(self._db)
 
-    def begin(self, gatherer: AccessSetBuilder) -> "RequestRun":
+    def start_run(self, gatherer: AccessSetBuilder) -> "RequestRun":
         """Start another request on top of the requests executed before; return its run."""
         self._db.set_last_insert_rowid(0)
         return RequestRun(self, gatherer, self._limits.result_bytes)

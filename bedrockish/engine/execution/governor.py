@@ -62,7 +62,7 @@ class Governor:
     def watch(self, db: apsw.Connection) -> None:
         """Limit the time and the memory of the statement that runs next on a connection, until ``release``."""
         self._limit_time()
-        self.number, self._is_refused = self.limits.memory.begin(), False
+        self.number, self._is_refused = self.limits.memory.register(), False
         self._interrupter.begin(db)
 
     def release(self) -> None:

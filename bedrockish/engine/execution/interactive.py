@@ -140,12 +140,12 @@ class Interactive:
         flushed = self.engine.flushed
         assert flushed.schema == self.engine.schema_version
         if work.base is None:
-            work.snapshot = self.readers.take()
+            work.snapshot = self.readers.take_snapshot()
             self._start(work, flushed.applied, flushed.clock)
         elif work.snapshot is not None:
             self.readers.give_back(work.snapshot)
             work.snapshot = None
-            work.snapshot = self.readers.take()
+            work.snapshot = self.readers.take_snapshot()
             work.base, work.base_clock = dict(flushed.applied), flushed.clock
 
     def run(
@@ -174,7 +174,7 @@ class Interactive:
             if self.engine.scope.locked:
                 work.sets.lock(self.engine.scope.take_locked())
             return Result(piece.columns, rows, -1, work.lastrowid or None), size
-        self.enter(work)
+        self.swap_in(work)
         if not work.serializable:
             error = self._overtaken(work.sets.alone(piece, params), work.base or {})
             if error is not None:
@@ -247,7 +247,7 @@ class Interactive:
         self.start(work)
         assert work.sets is not None
         self.engine.scope.begin(work.command, work.clock, work.base)
-        self.enter(work)
+        self.swap_in(work)
         self.parts.applier.switch_on()
         self._executor.reader = None  # the reading connection does not see these rows
         db, capture = self._db, self._capture
@@ -350,7 +350,7 @@ class Interactive:
             db.execute("RELEASE statement")
         elif not is_undone:  # with OR FAIL, the rows before the failed one remain
             self._guards = True
-            self.leave()
+            self.swap_out()
             return
         db.set_last_insert_rowid(work.lastrowid)
 
@@ -382,7 +382,7 @@ class Interactive:
         """
         place = work.find(name)
         if len(work.changes) > work.marks[place].changes and self.inside is work:
-            self.leave()
+            self.swap_out()
         work.roll_back(place)
 
     def finish(self, work: TransactionWork) -> Prepared:
@@ -413,7 +413,7 @@ class Interactive:
     def end(self, work: TransactionWork) -> None:
         """Release everything that the transaction uses. A second call does nothing."""
         if self.inside is work:
-            self.leave()
+            self.swap_out()
         work.ended = True
         locks = self.engine.scope.locks
         if locks is not None:
@@ -434,12 +434,12 @@ class Interactive:
     def forget(self, work: TransactionWork) -> None:
         """Release the writer and the snapshot of a transaction that continues in a workspace."""
         if self.inside is work:
-            self.leave()
+            self.swap_out()
         if work.snapshot is not None:
             self.readers.give_back(work.snapshot)
             work.snapshot = None
 
-    def leave(self) -> None:
+    def swap_out(self) -> None:
         """Roll back the rows of the transaction that is swapped in, because other work needs the writer."""
         work = self.inside
         if work is None:
@@ -466,11 +466,11 @@ class Interactive:
     def step_out(self, work: TransactionWork) -> None:
         """Swap out a transaction whose next statement runs in a worker: the writer would lack that statement's rows."""
         if self.inside is work:
-            self.leave()
+            self.swap_out()
 
     def close(self) -> None:
         """Close the readers. Every transaction must have ended."""
-        self.leave()
+        self.swap_out()
         self.readers.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -504,7 +504,7 @@ class Interactive:
             sets = sets.serializable()
         return self._overtaken(sets, work.base)
 
-    def enter(self, work: TransactionWork) -> None:
+    def swap_in(self, work: TransactionWork) -> None:
         """Swap the transaction in on top of the present commits.
 
         Raises:
@@ -518,7 +518,7 @@ class Interactive:
         if work.serializable and work.snapshot is not None:
             self.readers.give_back(work.snapshot)
             work.snapshot = None
-        self.leave()
+        self.swap_out()
         self._control("SAVEPOINT interactive")
         self.inside = work
         if work.defers:
@@ -534,7 +534,7 @@ class Interactive:
         """
         failure = self.parts.applier.redo(changes)
         if failure:
-            self.leave()
+            self.swap_out()
             raise ConflictError(f"the transaction's rows do not fit any more: {failure}; run it again")
         self.parts.applier.switch_on()
 
@@ -725,11 +725,11 @@ class Interactive:
         else:
             tables = children(self._executor.analysis.schema, work.changes)
             if self.committed is None:
-                self.leave()
+                self.swap_out()
                 before = violations(self._db, tables)
             else:
                 before = violations(self.committed, tables)
-            self.enter(work)
+            self.swap_in(work)
             broken = bool(violations(self._db, tables) - before)
         if broken:
             raise broken_at_commit()

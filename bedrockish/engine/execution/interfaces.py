@@ -50,7 +50,7 @@ class Guest(Protocol):
     def inside(self) -> object | None:
         """The transaction whose rows are in the open batch, or None."""
 
-    def leave(self) -> None:
+    def swap_out(self) -> None:
         """Remove the transaction's rows from the open batch, by a rollback to a savepoint."""
 
     def lose(self) -> None:

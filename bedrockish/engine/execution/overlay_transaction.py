@@ -62,7 +62,9 @@ class OverlayTransaction:
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def begin(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
+    def take_snapshot(
+        self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int
+    ) -> None:
         """Take a snapshot of the file, which must hold everything that was applied.
 
         Raises:
@@ -70,7 +72,7 @@ class OverlayTransaction:
         """
         self.version = schema_version
         self.work.base, self.work.schema, self.work.base_clock = dict(base), schema_version, applied_clock
-        self.workspace.begin(base, schema_version, moment, applied_clock)
+        self.workspace.take_snapshot(base, schema_version, moment, applied_clock)
 
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the running statement; it raises this error."""
@@ -256,7 +258,7 @@ class OverlayTransaction:
         if self._writer.use_journal(in_memory=False):
             return
         # SQLite refuses another journal mode after the first write, so roll back and write the changes again.
-        self.interactive.leave()
+        self.interactive.swap_out()
         self.db.execute("ROLLBACK")
         self._writer.use_journal(in_memory=False)
         self._writer.begin()
@@ -301,7 +303,7 @@ class OverlayTransaction:
         changes, ends = work.changes, [*(mark.changes for mark in work.marks), len(work.changes)]
         work.changes = changes[: ends[0]]
         try:
-            interactive.enter(work)
+            interactive.swap_in(work)
         finally:
             work.changes = changes
         for place, (first, end) in enumerate(pairwise(ends)):
@@ -387,7 +389,7 @@ def resume(
                 taken += size
         except BedrockishError as caught:
             error = caught
-        interactive.leave()
+        interactive.swap_out()
         return result, taken, error
 
     return workspace.inside(run)

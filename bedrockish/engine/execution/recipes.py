@@ -99,7 +99,7 @@ def read_brief(
 
 def with_params(piece: Compiled, binder: Binder) -> tuple[Compiled, tuple[Any, ...]]:
     """Return a statement with the values of its parameters."""
-    values = binder.take(piece.names)
+    values = binder.bind_next(piece.names)
     if not piece.is_command:
         return piece, values
     return replace(piece, sql=with_values(piece.sql, piece.names, values), names=()), ()

@@ -77,7 +77,7 @@ def fetch(
     rows = cursor.fetchall()
     size = sum(map(row_bytes, rows))
     if size > min(ROWS_NOTED, room):
-        number = limits.memory.begin()
+        number = limits.memory.register()
         try:
             RowMeter(limits, number, room, WAY_OUT).add(size)
         finally:
@@ -249,7 +249,7 @@ class Readers:
         self._idle: list[Snapshot] = []
         self._is_closed = False
 
-    def take(self) -> Snapshot:
+    def take_snapshot(self) -> Snapshot:
         """Return a snapshot of the present file.
 
         Raises:

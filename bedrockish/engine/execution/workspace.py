@@ -88,7 +88,9 @@ class Workspace:
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def begin(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
+    def take_snapshot(
+        self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int
+    ) -> None:
         """Take a snapshot of the file, which must hold all applied entries, with clocks up to ``applied_clock``.
 
         Raises:

@@ -71,7 +71,7 @@ def bind_one(names: Sequence[str | None], params: Params) -> tuple[Any, ...]:
     if (type(params) is list or type(params) is tuple) and len(params) == len(names):
         return _bound(params, 0)
     binder = Binder(params)
-    values = binder.take(names)
+    values = binder.bind_next(names)
     binder.finish()
     return values
 
@@ -103,7 +103,7 @@ class Binder:
         self.params: Sequence[Any] | dict[str, Any] = () if params is None else params  # type: ignore[assignment]
         self.wanted = 0
 
-    def take(self, names: Sequence[str | None]) -> tuple[Any, ...]:
+    def bind_next(self, names: Sequence[str | None]) -> tuple[Any, ...]:
         """Return the values for one statement with these parameters.
 
         Raises:

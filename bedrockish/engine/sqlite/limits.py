@@ -72,7 +72,7 @@ class Memory:
         """Return the bytes that are held for an owner."""
         return self._held.get(owner, 0)
 
-    def begin(self) -> int:
+    def register(self) -> int:
         """Register a statement that begins; return its number, which the other methods need."""
         number = next(self._numbers)
         self._running[number] = 0

@@ -109,7 +109,7 @@ class AutoIds:
                 for change in decode_changes(vote.transaction.changes):
                     self.note(change.table, change.rowid_after)
 
-    def begin(self) -> None:
+    def begin_statement(self) -> None:
         """Start a statement: forget the highest ids seen, because the tables may have changed since the last one."""
         self._seen.clear()
         if self._home is not None:
@@ -123,7 +123,7 @@ class AutoIds:
         Raises:
             UsageError: the table does not exist, or has no ids.
         """
-        self.begin()
+        self.begin_statement()
         known = self._tables.get(table)
         if known is None or known.rowid is None:
             raise UsageError(f"table {table!r:.80} has no ids to lease; give the id in the statement")

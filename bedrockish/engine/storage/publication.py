@@ -34,7 +34,7 @@ class Publication:
         self._clocks: tuple[int, int | None] | None = None  # from ``schema_history.clocks``; None: to be read
         self._page: Publishes | None = None
 
-    def begin(self, page: Publishes, batch: int, schema: int) -> None:
+    def use_page(self, page: Publishes, batch: int, schema: int) -> None:
         """Publish to a memory page, too, from now on. All batches up to ``batch``, the last one, must be durable."""
         self._page = page
         self.wrote(batch, schema)

@@ -258,7 +258,7 @@ class LibsqlSession:
         statement = replace(statement, sql=self._values.write(statement.sql))
         statements = self._with_keys((statement,))
         if makes_temporary(statement.sql):
-            self._temporary.begin(uuid.uuid4().hex)
+            self._temporary.set_name(uuid.uuid4().hex)
         try:
             if self._open is None:
                 answer = await self._run_alone(statements)

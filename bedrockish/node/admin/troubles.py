@@ -509,7 +509,7 @@ class Troubles:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def look(self, status: Status, now_s: float) -> list[dict[str, Any]]:
+    def find(self, status: Status, now_s: float) -> list[dict[str, Any]]:
         """Return the troubles as plain data, the most urgent first.
 
         Args:

@@ -38,7 +38,7 @@ class Builds:
         self._due = trio.Event()
         self._seen: Transaction | None = None  # the scheduled change that was examined last
 
-    def look(self) -> None:
+    def check_batch(self) -> None:
         """Check whether the batch that was just committed has scheduled a change, or put one in force."""
         if self._state.schema.scheduled is not self._seen:
             self._due.set()

@@ -65,7 +65,7 @@ class DurabilityGate:
         self._closed = HeldOutput()  # the output that waits for the batch that is being flushed or synced
         self._linger_until = 0.0
 
-    def begin(self) -> None:
+    def count_all_durable(self) -> None:
         """Count all batches of the file as durable, because the node has synced the file at its start."""
         self.durable_batches = self._engine.batch.number
 

@@ -53,7 +53,7 @@ class ReadsBeside:
         self.unsynced: deque[tuple[int, Waiter, Answer]] = deque()
         self._has_failed = False  # whether a read has failed since the present batch began
 
-    def begin(self) -> None:
+    def retry_waiting(self) -> None:
         """Start answering reads while the writer is busy with a batch; requests that waited before are tried again.
 
         A read whose answer would wait for the present batch to be durable is executed again, on the batch before it.
@@ -66,7 +66,7 @@ class ReadsBeside:
         self._has_failed = False
         self._wanted.set()
 
-    def look(self) -> None:
+    def try_arrived(self) -> None:
         """Try to answer a request that has arrived while the writer is away."""
         if not self._has_failed:
             self._wanted.set()

@@ -121,7 +121,7 @@ class Snapshots:
             UnavailableError: the machine has no room for another connection.
         """
         return await self._boundary.result_of(
-            lambda: (self._readers.take(), dict(self._engine.applied)),
+            lambda: (self._readers.take_snapshot(), dict(self._engine.applied)),
             self._durable,
             is_open=self._engine.batch.is_dirty,
             drop=lambda taken: self._readers.give_back(taken[0]),

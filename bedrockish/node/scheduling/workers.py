@@ -73,7 +73,7 @@ class _Clocks:
         self._next = self._end = 0
         self._given: SimpleQueue[int | Exception] = SimpleQueue()
 
-    def take(self) -> int:
+    def next_value(self) -> int:
         """Return the next value.
 
         Raises:
@@ -212,7 +212,7 @@ class WorkerPool:
     def scope(self, command: str, clock: int) -> Scope:
         """Return the values of the clock's functions for an open transaction's statement that runs in a worker."""
         scope = Scope(locks=self._engine.locks)
-        scope.begin_in_worker(command, clock, self._new_clocks().take)
+        scope.begin_in_worker(command, clock, self._new_clocks().next_value)
         return scope
 
     def _new_clocks(self) -> _Clocks:
@@ -232,7 +232,7 @@ class WorkerPool:
             await trio.sleep(WATCH_S)
             self._fill_soon()
 
-    def settle(self, request_id: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
+    def end_job(self, request_id: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
         """Stop the job of a request that the core has answered; return the answer, with more facts after a timeout."""
         self.requests.discard(request_id)
         job = self._jobs.pop(request_id, None)
@@ -244,18 +244,18 @@ class WorkerPool:
         seconds = max(job.request.timeout_s, job.request.longest_s)
         return DeadlineError(f"command {job.request.command} {waited} after {seconds:g} s; it did not happen")
 
-    def leave(self, command: str) -> None:
+    def stop_read(self, command: str) -> None:
         """Stop the read of a caller that has gone; do nothing if it runs in no worker."""
         for job in [job for job in self._jobs.values() if job.take is None and job.request.command == command]:
-            self._leave(job)
+            self._stop_read(job)
 
-    def leave_request(self, request_id: int) -> None:
+    def stop_request(self, request_id: int) -> None:
         """Stop one read of a caller that has gone; a read of the same command that came on another link goes on."""
         job = self._jobs.get(request_id)
         if job is not None:
-            self._leave(job)
+            self._stop_read(job)
 
-    def _leave(self, job: Job) -> None:
+    def _stop_read(self, job: Job) -> None:
         self._stop(job)
         self._finish_job(job, caller_has_gone(job.request.command))
 
@@ -322,7 +322,7 @@ class WorkerPool:
         try:
             engine.memory.check_large()  # a job in a worker may use much memory
             workspace = self._free.pop() if self._free else Workspace(engine.beside())
-            workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+            workspace.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         except Exception as error:  # a lack of room for a connection or a thread fails this job alone
             self._refuse(job, workspace, error)
             return
@@ -330,7 +330,7 @@ class WorkerPool:
         token = trio.lowlevel.current_trio_token()
         clocks = self._new_clocks()
         # The clock is taken now, so that it is later than the snapshot.
-        workspace.scope.begin_in_worker(job.request.command, engine.scope.take() if job.clock else 0, clocks.take)
+        workspace.scope.begin_in_worker(job.request.command, engine.scope.take() if job.clock else 0, clocks.next_value)
         job.thread = threading.Thread(target=self._run, args=(job, workspace, token), name=WORKER, daemon=True)
         self._running.add(job)
         try:

@@ -241,7 +241,7 @@ class Streams:
                 raise type(stream.error)(stream.error.message, **stream.error.details)
             stream.is_busy = True
             try:
-                encoded, count, more = await trio.to_thread.run_sync(stream.batches.take, limiter=self._threads)
+                encoded, count, more = await trio.to_thread.run_sync(stream.batches.next_batch, limiter=self._threads)
             except BedrockishError as error:
                 stream.is_busy = False
                 if isinstance(error, DamagedError):

@@ -27,7 +27,9 @@ T = TypeVar("T")
 class StartingWorkspace(TransactionWorkspace, Protocol):
     """A workspace that begins on a snapshot."""
 
-    def begin(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
+    def take_snapshot(
+        self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int
+    ) -> None:
         """Take a snapshot of the file."""
 
 
@@ -66,7 +68,7 @@ class Lending:
         """Begin a workspace, as ``take_snapshot`` does, for a transaction whose rows stay where they are."""
         engine = self.engine
         try:
-            workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+            workspace.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         except UnavailableError as refused:
             return refused
         except Exception as failure:  # this runs in the node's loop, which must not get the error

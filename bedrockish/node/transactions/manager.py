@@ -703,7 +703,7 @@ class Transactions:
         is_led = not prepared.readonly or tx.request.read == STRICT
         prepare = checked(self._engine.access, last.user, lambda: prepared)
         submit = partial(self._submit, last, prepare, once=True) if is_led else None
-        return (yield from steps.wait(partial(self._temporary.settle, running, submit, answer)))
+        return (yield from steps.wait(partial(self._temporary.end_prepared, running, submit, answer)))
 
     async def _settle(self, request: Request) -> Answer:
         """Settle a command: if it has not happened, commit an empty transaction under its id, so that it never will."""

@@ -99,7 +99,7 @@ class TemporaryObjects:
             running.stop(error)
 
     @staticmethod
-    async def settle(running: TemporaryTransaction, submit: Callable[[], Awaitable[T]] | None, read: T) -> T:
+    async def end_prepared(running: TemporaryTransaction, submit: Callable[[], Awaitable[T]] | None, read: T) -> T:
         """End a prepared transaction, and return its answer.
 
         If the transaction commits, its rows in TEMP tables stay. If it fails, they are rolled back. If its outcome is

@@ -83,6 +83,7 @@ class DatabaseFeatures(features.DatabaseFeatures):
     has_select_for_update_nowait = True  # no transaction waits for a row
     has_select_for_no_key_update = True
     supports_sequence_reset = False  # nodes assign only rising ids
+    max_query_params = 999  # as in Django 5.2: later ones ask the connection, which does not know the nodes' limits
 
 
 class DatabaseOperations(operations.DatabaseOperations):

@@ -109,6 +109,13 @@ def test_django_on_a_file_needs_no_plugin_of_the_node() -> None:
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-3_000:]
 
 
+def test_bulk_inserts_ask_no_connection_for_its_limits() -> None:
+    """Django 6 asks ``sqlite3``, and only the nodes know their limits: each ``bulk_create`` failed."""
+    from bedrockish.django.base import DatabaseFeatures
+
+    assert vars(DatabaseFeatures)["max_query_params"] == 999
+
+
 def test_log_of_queries_sends_no_query() -> None:
     """Django quoted parameters by a query. After a node had died, that query failed and hid that the block can be
     retried.

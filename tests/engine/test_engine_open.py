@@ -15,6 +15,7 @@ import pytest
 
 from bedrockish.common import linux
 from bedrockish.engine.sqlite.errors import broken, translate
+from bedrockish.engine.storage import database_file
 from bedrockish.engine.storage.database_file import check_version
 from bedrockish.engine.storage.wal import Wal
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
@@ -307,3 +308,10 @@ def test_closed_database_can_be_opened_again_and_leaves_no_wal(tmp_path: Path) -
         assert isinstance(node.engine.wal, Wal)
         node.engine.close()
     assert not (tmp_path / "a.db-wal").exists()
+
+
+def test_error_of_the_disk_at_the_start_advises_to_check_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "a.db").touch()
+    said = "disk I/O error; check the disk and start the node again"
+    with pytest.raises(ConfigError, match=said), database_file._as_config_errors(tmp_path / "a.db"):
+        raise apsw.IOError("disk I/O error")

@@ -392,8 +392,9 @@ def _as_config_errors(path: Path) -> Iterator[None]:
         if foreign := _foreign(path):
             raise ConfigError(foreign) from error
         why = "there is no such file, or" if not path.exists() else ""
+        how = "the disk and start the node again" if isinstance(error, apsw.IOError) else "the path and its permissions"
         raise ConfigError(
-            f"{path} cannot be opened for writing: {why} {error}; check the path and its permissions".replace("  ", " ")
+            f"{path} cannot be opened for writing: {why} {error}; check {how}".replace("  ", " ")
         ) from error
     except OSError as error:
         if error.errno in NO_ROOM:

@@ -249,6 +249,8 @@ def _report(error: BaseException) -> int:
             return _fail(limit, 1)
         case UnicodeEncodeError():
             return _fail(not_utf8(found), 1)
+        case FileNotFoundError(filename=None) if not _has_directory():
+            return _fail("the current directory was removed, and a path is relative to it; change to another one", 1)
         case OSError():
             where = f"{found.filename}: " if found.filename is not None else ""
             return _fail(f"{where}{found.strerror or found}", 1)
@@ -257,6 +259,13 @@ def _report(error: BaseException) -> int:
         case _:
             text = f"this is a bug: {type(found).__name__}{_place(found)}: {found}; set {DEBUG_VARIABLE}=1 to see more"
             return _fail(text, BUG)
+
+
+def _has_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

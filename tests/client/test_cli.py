@@ -361,6 +361,18 @@ def test_path_that_cannot_be_passed_to_sqlite_is_no_bug(
         assert (done.returncode, says in done.stderr) in ((1, True), (2, True)), done.stderr
 
 
+def test_removed_current_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "A.toml").write_text('node = "A"\ndatabase = "A.sqlite"\n')
+    (tmp_path / "A.sqlite").write_bytes(b"")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); from bedrockish.cli.main import main; "
+    command = [sys.executable, "-c", program + f"main(['serve', '--config', {str(tmp_path / 'A.toml')!r}])"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    says = "error: the current directory was removed, and a path is relative to it; change to another one\n"
+    assert (done.returncode, done.stderr) == (1, says)
+
+
 def test_help_is_the_same_without_docstrings() -> None:
     """``python -OO`` drops the docstrings, from which the help is made."""
     program = (

@@ -16,7 +16,7 @@ from bedrockish.cli.url import UrlCommand
 from bedrockish.client.trio_client import Client, target_of
 from bedrockish.errors import UnsupportedError, UsageError
 from bedrockish.transfer.load_database import (
-    Loaded,
+    DatabaseLoad,
     LoadPlan,
     broken,
     commands_done,
@@ -52,7 +52,7 @@ def import_database(url: str, file: Path, add: bool, again: bool) -> None:
         raise UsageError(f"imported, but left out: {'; '.join(loaded.left_out)}")
 
 
-def run_import(url: str | None, file: Path, *, add: bool, again: bool) -> Loaded:
+def run_import(url: str | None, file: Path, *, add: bool, again: bool) -> DatabaseLoad:
     """Load a SQLite file into a cluster.
 
     Raises:
@@ -66,7 +66,7 @@ def run_import(url: str | None, file: Path, *, add: bool, again: bool) -> Loaded
     return trio.run(_import, url, file, add, again)
 
 
-def describe(loaded: Loaded) -> list[str]:
+def describe(loaded: DatabaseLoad) -> list[str]:
     """Return lines for people about the imported tables and rows."""
     lines = [f"{visible(name)}: {count} rows" for name, count in loaded.rows.items()]
     if loaded.before:
@@ -74,7 +74,7 @@ def describe(loaded: Loaded) -> list[str]:
     return lines
 
 
-async def _import(url: str | None, file: Path, add: bool, again: bool) -> Loaded:
+async def _import(url: str | None, file: Path, add: bool, again: bool) -> DatabaseLoad:
     with closing(open_source(file)) as db:
         plan = read_plan(db, file)
         await trio.to_thread.run_sync(_check, file, plan)

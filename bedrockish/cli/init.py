@@ -26,7 +26,7 @@ PART = ".init-"  # beginning of the name of an unfinished folder
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class Planned(NamedTuple):
+class PlannedNode(NamedTuple):
     """A planned node: its name, the address at which others reach it, and further names of its machine."""
 
     name: str
@@ -50,13 +50,13 @@ class Planned(NamedTuple):
         return Address("::" if ":" in self.address.host else "0.0.0.0", port)  # TLS and passwords keep strangers out
 
 
-def read_nodes(given: tuple[str, ...]) -> list[Planned]:
+def read_nodes(given: tuple[str, ...]) -> list[PlannedNode]:
     """Return the nodes of the command line; those without a name are called A, B, C, … in turn.
 
     Raises:
         UsageError: a name or an address is invalid, or given twice; or only some are on this machine.
     """
-    found: list[Planned] = []
+    found: list[PlannedNode] = []
     for place, text in enumerate(given):
         name, equals, hosts = text.partition("=")
         if not equals:
@@ -74,7 +74,7 @@ def read_nodes(given: tuple[str, ...]) -> list[Planned]:
             raise UsageError(
                 f"{name}: {address.host} is where a node listens; write the address at which the others reach it"
             )
-        found.append(Planned(name, address, tuple(others)))
+        found.append(PlannedNode(name, address, tuple(others)))
     for what, values in (
         ("name", [one.name.lower() for one in found]),
         ("address", [str(one.address) for one in found]),
@@ -93,7 +93,9 @@ def read_nodes(given: tuple[str, ...]) -> list[Planned]:
     return found
 
 
-def configuration(node: Planned, nodes: list[Planned], cluster: str, http: int | None, token: str, tls: bool) -> str:
+def configuration(
+    node: PlannedNode, nodes: list[PlannedNode], cluster: str, http: int | None, token: str, tls: bool
+) -> str:
     """Return the text of a node's configuration file."""
     lines = [
         f"# Node {node.name}. In this folder: bedrockish serve --config {node.name}.toml",
@@ -111,7 +113,7 @@ def configuration(node: Planned, nodes: list[Planned], cluster: str, http: int |
     return "\n".join(lines) + "\n"
 
 
-def url_of(nodes: list[Planned], client: Path | None, name: str) -> str:
+def url_of(nodes: list[PlannedNode], client: Path | None, name: str) -> str:
     """Return the URL for clients."""
     hosts = ",".join(str(one.address) for one in nodes)
     if client is None:
@@ -225,7 +227,7 @@ def _remove_killed(folder: Path, mine: Path) -> None:
             click.echo(f"removed {left}, which an init that was killed has left", err=True)
 
 
-def _http_ports(nodes: list[Planned], http: int | None) -> dict[str, int]:
+def _http_ports(nodes: list[PlannedNode], http: int | None) -> dict[str, int]:
     """Return the port of HTTP of each node; nodes on one machine get ports that follow each other."""
     found: dict[str, int] = {}
     if http is None:
@@ -241,7 +243,7 @@ def _http_ports(nodes: list[Planned], http: int | None) -> dict[str, int]:
     return found
 
 
-def _certify(directory: Path, nodes: list[Planned], client: str, days: int) -> None:
+def _certify(directory: Path, nodes: list[PlannedNode], client: str, days: int) -> None:
     """Make the folders of the authority and the client, and the certificates of each node."""
     try:
         from bedrockish.cli.certificates import CA, Authority

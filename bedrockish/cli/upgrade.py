@@ -19,7 +19,7 @@ EXPECTED = "upgrade_unfinished"  # a trouble that every cluster has during an up
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MemberState:
     """The answer of a member; ``why_not``: its troubles, or why it could not be asked; empty if all is well."""
 
     name: str
@@ -38,7 +38,7 @@ class UpgradeAdvice:
     is_fine: bool
 
 
-def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
+def found_of(name: str, role: str, status: Mapping[str, Any]) -> MemberState:
     """Return the facts of a member's status. If its release reports no troubles, members that are down count as a
     trouble.
     """
@@ -49,10 +49,10 @@ def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
         down = [other for other, node in status.get("nodes", {}).items() if not node["up"]]
         why_not = str(status.get("trouble") or "") or (f"it does not reach {', '.join(down)}" if down else "")
     level, cluster_level = int(status.get("level") or 0), int(status.get("cluster_level") or 0)
-    return Found(name, role == "voter", str(status.get("version", "")), level, cluster_level, why_not)
+    return MemberState(name, role == "voter", str(status.get("version", "")), level, cluster_level, why_not)
 
 
-def judge(members: list[Found], version: str, level: int) -> UpgradeAdvice:
+def judge(members: list[MemberState], version: str, level: int) -> UpgradeAdvice:
     """Return the next step of an upgrade to a release. Learners go first: a learner answers writes with the voters'
     addresses, and a learner of an older release may not understand newer voters.
     """
@@ -111,17 +111,17 @@ def check(url: str) -> None:
         raise SystemExit(1)
 
 
-async def _ask(url: str) -> list[Found]:
+async def _ask(url: str) -> list[MemberState]:
     async with open_client(url) as client:
         members = await client.nodes(timeout=TIMEOUT_S)
-    found: dict[str, Found] = {}
+    found: dict[str, MemberState] = {}
 
     async def ask(name: str, member: Mapping[str, Any]) -> None:
         try:
             async with open_client(url_of(url, member)) as own:
                 found[name] = found_of(name, member["role"], await own.status(timeout=TIMEOUT_S))
         except BedrockishError as error:
-            found[name] = Found(name, member["role"] == "voter", why_not=error.message)
+            found[name] = MemberState(name, member["role"] == "voter", why_not=error.message)
 
     async with trio.open_nursery() as nursery:
         for name, member in members.items():

@@ -29,7 +29,7 @@ from bedrockish.engine.execution import group_execution as together
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError, OneByOneError
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interfaces import Beside, EngineParts, Flushed, Guest
+from bedrockish.engine.execution.interfaces import Connector, EngineParts, Flushed, Guest
 from bedrockish.engine.online_builds import OnlineBuilds
 from bedrockish.engine.sqlite.limits import Limits, Memory, TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
@@ -282,11 +282,11 @@ class Engine:
         writer = self._db, self._executor, self._capture, self._applier, self._limits
         return EngineParts(*writer, reader, batch.control, batch.redo)
 
-    def beside(self) -> Beside:
+    def connector(self) -> Connector:
         """Return the functions and objects with which other threads open connections in parallel with the writer's."""
         wal = self.wal.descriptor
         shared = self.locks, lambda: self._executor.known, self.access
-        return Beside(self.background.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
+        return Connector(self.background.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
 
     def moment(self) -> FileState:
         """Return the state of the file after the last flush."""

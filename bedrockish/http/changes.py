@@ -48,7 +48,7 @@ OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FeedOptions:
     """The options of one request for the feed.
 
     Attributes:
@@ -70,7 +70,7 @@ class Asked:
     as_events: bool
 
 
-def read_asked(request: HttpRequest) -> Asked:
+def read_asked(request: HttpRequest) -> FeedOptions:
     """Read the options of a request.
 
     Raises:
@@ -99,7 +99,7 @@ def read_asked(request: HttpRequest) -> Asked:
         raise UsageError(f"wait should be 0 to {WAIT_S_MAX:g} seconds, and limit a number of transactions from 0")
     # A browser that connects again repeats the URL of its first request; the header names the last event it got.
     after = request.headers.get("last-event-id") or given.get("after") or None
-    return Asked(after, tables or None, follow == "true", wait_s, limit, given.get("hold"), as_events)
+    return FeedOptions(after, tables or None, follow == "true", wait_s, limit, given.get("hold"), as_events)
 
 
 async def changes(node: Runtime, request: HttpRequest) -> HttpReply:
@@ -134,7 +134,7 @@ Page = tuple[list[Committed], int]
 class _Reader:
     """The output of the feed to one reader."""
 
-    def __init__(self, node: Runtime, feed: Feed, asked: Asked, request: HttpRequest) -> None:
+    def __init__(self, node: Runtime, feed: Feed, asked: FeedOptions, request: HttpRequest) -> None:
         self._node, self._feed, self._asked, self._request = node, feed, asked, request
         self._told = trio.current_time()
         self._left = asked.limit or -1

@@ -6,11 +6,11 @@ import apsw
 
 from bedrockish.engine.statements.rowid_allocator import LEASE_MAX, AutoIds, IdsNeededError
 
-__all__ = ["LEASE", "LEASE_MAX", "Given", "IdsNeededError", "LeasedIds"]
+__all__ = ["LEASE", "LEASE_MAX", "GivenIds", "IdsNeededError", "LeasedIds"]
 LEASE = 64  # the least number of ids in one lease
 
 
-class Given(threading.local):
+class GivenIds(threading.local):
     """The row ids that the current statement of this thread has given out, with their tables."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class LeasedIds(AutoIds):
         # A number that changes with the schema: a table of the same name may then be a different table.
         self.version = 0
         self._leases: dict[str, list[int]] = {}  # table -> leased ids, in falling order: the next id is the last
-        self.given = Given()  # the ids given out by the current statement of each thread
+        self.given = GivenIds()  # the ids given out by the current statement of each thread
 
     def twin(self) -> "LeasedIds":
         """Return an allocator for another connection that uses the same leases."""

@@ -25,7 +25,7 @@ from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local import connections
-from bedrockish.local.leased_ids import Given, IdsNeededError
+from bedrockish.local.leased_ids import GivenIds, IdsNeededError
 from bedrockish.local.program_functions import Give
 from bedrockish.local.reads import LocalReads, closed, interrupted
 from bedrockish.local.snapshots import seen_by
@@ -386,7 +386,7 @@ class _Statement:
 
     __slots__ = ("_file_workspace", "_given", "_ids", "_leave", "_reads", "_stop", "is_running", "stopped")
 
-    def __init__(self, one: LocalTransaction, reads: LocalReads, given: Given) -> None:
+    def __init__(self, one: LocalTransaction, reads: LocalReads, given: GivenIds) -> None:
         self._reads, self._given, self._ids, self._file_workspace = reads, given, one.ids, one._file_workspace
         self.stopped: BedrockishError | None = None  # the error of the transaction's last ``stop``
         self._stop, self._leave = one.interrupt, one.leave_ended

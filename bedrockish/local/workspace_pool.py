@@ -7,7 +7,7 @@ import time
 import apsw
 
 from bedrockish.api.requests import STALE, Request
-from bedrockish.engine.execution.interfaces import Beside
+from bedrockish.engine.execution.interfaces import Connector
 from bedrockish.engine.execution.temporary import TemporaryWorkspace
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import Limits
@@ -57,10 +57,10 @@ class FileWorkspace:
             locks = RowLocks(lambda: self.schema.known.schema)
             schema = lambda: self.schema.known  # noqa: E731
             limits = Limits(changes_bytes=published.changes_bytes() or Limits().changes_bytes)
-            beside = Beside(self._reader, pool.prepare, self._wal, pool.ids, limits, locks, schema, pool.access)
+            connector = Connector(self._reader, pool.prepare, self._wal, pool.ids, limits, locks, schema, pool.access)
             if has_temporary:
-                self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
-            self.workspace = self.held.workspace if self.held is not None else Workspace(beside)
+                self.held = TemporaryWorkspace(connector, TEMPORARY_BYTES)
+            self.workspace = self.held.workspace if self.held is not None else Workspace(connector)
             self.workspace.scope.locks = None  # only the node knows which rows are locked
             self.workspace.scope.tick = raise_node_needed
         except BaseException:

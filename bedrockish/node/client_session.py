@@ -31,7 +31,7 @@ from bedrockish.errors import (
 from bedrockish.node.cluster.donor import Copy, Donor
 from bedrockish.node.rights import check_call, check_call_by_token
 from bedrockish.node.runtime import Runtime
-from bedrockish.node.transactions.steps import Rest
+from bedrockish.node.transactions.steps import RemainingSteps
 from bedrockish_net.errors import Code, LinkClosedError, LocalProtocolError
 from bedrockish_net.handshake import is_local
 from bedrockish_net.stream import Link
@@ -111,7 +111,7 @@ class _Session:
         self._in_flight = self._kept = 0  # running calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
         # Calls whose tasks are started and have not run yet.
-        self._begun: deque[tuple[wire.Call, int, Rest[Answer] | None]] = deque()
+        self._begun: deque[tuple[wire.Call, int, RemainingSteps[Answer] | None]] = deque()
         self._until: float | None = None  # in ``_start_calls``: the time until which steps may run without a task
 
     def begin(self, nursery: trio.Nursery) -> None:
@@ -197,7 +197,7 @@ class _Session:
         else:
             self._start_soon(call, size, None)
 
-    def _start_soon(self, call: wire.Call, size: int, rest: Rest[Answer] | None) -> None:
+    def _start_soon(self, call: wire.Call, size: int, rest: RemainingSteps[Answer] | None) -> None:
         self._begun.append((call, size, rest))
         self._nursery.start_soon(self._run_next)
 
@@ -301,7 +301,7 @@ class _Session:
             return error
         return self._node.faults.caught(f"{_kind_of(call)} of client {self._link.remote.node}", error)
 
-    def _step(self, call: wire.Step) -> Answer | Rest[Answer]:
+    def _step(self, call: wire.Step) -> Answer | RemainingSteps[Answer]:
         transactions = self._node.transactions
         is_nodes = False
         if call.owner is not None:

@@ -13,7 +13,7 @@ from bedrockish_journal.model.vector import Vector
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """The result of an export."""
 
     size: int  # the size of the file, in bytes
@@ -22,7 +22,7 @@ class Exported:
     cursor: str  # the cursor at which the change feed continues after the file
 
 
-async def export(url: str, path: Path) -> Exported:
+async def export(url: str, path: Path) -> ExportResult:
     """Write a consistent copy of the tables to a new file, while clients keep working.
 
     Raises:
@@ -41,4 +41,4 @@ async def export(url: str, path: Path) -> Exported:
             with suppress(OSError):
                 remove(unfinished)
             raise
-    return Exported((await trio.Path(path).stat()).st_size, vector, clock, cursor)
+    return ExportResult((await trio.Path(path).stat()).st_size, vector, clock, cursor)

@@ -12,7 +12,15 @@ from typing import Any
 
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, UsageError
-from bedrockish.transfer.load_database import BATCH_BYTES, LAYOUT, ROW_BYTES_MAX, Once, commands_done, cut, inserts
+from bedrockish.transfer.load_database import (
+    BATCH_BYTES,
+    LAYOUT,
+    ROW_BYTES_MAX,
+    IdempotentSender,
+    commands_done,
+    cut,
+    inserts,
+)
 from bedrockish_journal.model.plain_names import quote
 
 BATCH_ROWS = 1_000
@@ -76,7 +84,7 @@ class TableFile:
 
 
 @dataclass(slots=True)
-class Filled:
+class CsvLoad:
     """The result of a load."""
 
     rows: int = 0  # the number of rows of the file that are in the table
@@ -88,7 +96,7 @@ class Filled:
     long: int = 0
 
 
-async def load_table(client: Client, source: TableFile, table: str, told: Callable[[int], None]) -> Filled:
+async def load_table(client: Client, source: TableFile, table: str, told: Callable[[int], None]) -> CsvLoad:
     """Load a file into a table; without such a table, make one with the names in the first row.
 
     Args:
@@ -100,13 +108,13 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
     """
     prefix = f"csv-{source.fingerprint(table)}-"
     had = await commands_done(client, prefix)
-    once = Once(client, prefix, had)
+    once = IdempotentSender(client, prefix, had)
     found = await client.execute("SELECT name FROM pragma_table_xinfo(?) WHERE hidden = 0", (table,))
     columns = [name for (name,) in found]
     if had and not columns:
         raise UsageError(f"{source.path} was imported before, and {table} dropped since; --again imports it once more")
     rows = source.rows(told)
-    filled = Filled(created=not columns or once.has("create"))
+    filled = CsvLoad(created=not columns or once.has("create"))
     if filled.created:
         with closing(source.rows(lambda _: None)) as peek:
             columns = _header(source, next(peek, (0, []))[1])
@@ -136,7 +144,7 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
     return filled
 
 
-def _fit(row: Sequence[str], count: int, filled: Filled) -> tuple[Any, ...]:
+def _fit(row: Sequence[str], count: int, filled: CsvLoad) -> tuple[Any, ...]:
     """Return a row with as many values as the table has columns."""
     filled.short += len(row) < count
     filled.long += len(row) > count

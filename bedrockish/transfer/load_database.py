@@ -59,7 +59,7 @@ class LoadPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class DatabaseLoad:
     """The result of a load."""
 
     rows: dict[str, int]  # the number of rows of each table in the file
@@ -306,7 +306,7 @@ async def commands_done(client: Client, prefix: str) -> set[str]:
     return done | {command for (command,) in await client.execute(past, (prefix, prefix + "~"), read=STRICT)}
 
 
-class Once:
+class IdempotentSender:
     """A sender of transactions with command ids, which skips transactions that are in the journal already.
 
     Args:
@@ -373,7 +373,7 @@ class Once:
 
 async def load(
     client: Client, path: Path, run: str, progress: Progress, done: set[str] | frozenset[str] = frozenset()
-) -> Loaded:
+) -> DatabaseLoad:
     """Load the schema and the rows of a SQLite database into a cluster.
 
     Args:
@@ -387,7 +387,7 @@ async def load(
         BedrockishError: no node accepts the content.
     """
     left_out: list[str] = []
-    once = Once(client, f"{run}-", done)
+    once = IdempotentSender(client, f"{run}-", done)
     with closing(open_source(path)) as db:
         plan = read_plan(db, path)
         names = [name for name, _ in plan.tables]
@@ -416,4 +416,4 @@ async def load(
                 left_out.append(f"{kind} {name}: {error}")
         if plan.settings:
             await once.send("settings", list(plan.settings))
-    return Loaded(counts, left_out, once.before)
+    return DatabaseLoad(counts, left_out, once.before)

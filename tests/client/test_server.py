@@ -133,7 +133,7 @@ class _Noting:
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
 
-    def begin(self, _owner: object, op: str, request: Request) -> Answer | steps.Rest[Answer]:
+    def begin(self, _owner: object, op: str, request: Request) -> Answer | steps.RemainingSteps[Answer]:
         async def rest() -> Answer:
             self.seen.append((op, request.command))
             await trio.lowlevel.checkpoint()
@@ -173,7 +173,7 @@ class _AtOnce:
         self.seen: list[str] = []
         self.go_on = trio.Event()
 
-    def begin(self, _owner: object, op: str, request: Request) -> Answer | steps.Rest[Answer]:
+    def begin(self, _owner: object, op: str, request: Request) -> Answer | steps.RemainingSteps[Answer]:
         self.seen.append(request.command)
         if op != COMMIT:
             return Answer(NOTHING, Token())

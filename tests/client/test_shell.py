@@ -17,7 +17,7 @@ import trio
 
 from bedrockish import dbapi
 from bedrockish.cli.shell import prompt
-from bedrockish.cli.shell.script import Dot, ScriptStatement, Unit, group, items
+from bedrockish.cli.shell.script import ScriptCommand, ScriptStatement, Unit, group, items
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.errors import UsageError
 from tests.forked import program
@@ -375,15 +375,15 @@ def test_script_is_split_into_statements_and_dot_commands() -> None:
     assert found == [
         ScriptStatement("SELECT 1;", "f:1"),
         ScriptStatement("SELECT 2;", "f:1"),
-        Dot(".mode csv", "f:2"),
-        Dot(".tables", "f:4"),
+        ScriptCommand(".mode csv", "f:2"),
+        ScriptCommand(".tables", "f:4"),
         ScriptStatement("SELECT '\n.x';", "f:5"),
     ]
     assert [type(one) for one in group(items("BEGIN;\nX;\nCOMMIT;\nY;", "f"))] == [Unit, Unit]
     assert [type(one) for one in group(items("BEGIN;\nX;\n.mode csv\nCOMMIT;", "f"))] == [
         ScriptStatement,
         ScriptStatement,
-        Dot,
+        ScriptCommand,
         ScriptStatement,
     ]
     with pytest.raises(UsageError, match="f:1: BEGIN without COMMIT"):

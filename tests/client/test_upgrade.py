@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from bedrockish.cli.upgrade import Found, found_of, judge
+from bedrockish.cli.upgrade import MemberState, found_of, judge
 
 OLD = {"version": "1.0", "level": 1, "cluster_level": 1}
 NEW = {"version": "2.0", "level": 2, "cluster_level": 1}
 DONE = {**NEW, "cluster_level": 2}
 
 
-def one(name: str, said: dict[str, object], *, voter: bool = True, why_not: str = "") -> Found:
-    return Found(name, voter, why_not=why_not, **said)  # type: ignore[arg-type]
+def one(name: str, said: dict[str, object], *, voter: bool = True, why_not: str = "") -> MemberState:
+    return MemberState(name, voter, why_not=why_not, **said)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def one(name: str, said: dict[str, object], *, voter: bool = True, why_not: str 
         ([one("A", DONE), one("B", DONE, why_not="the disk")], "all run 2.0, and something is wrong", False),
     ],
 )
-def test_upgrade_verdict_names_each_obstacle(members: list[Found], words: str, is_fine: bool) -> None:
+def test_upgrade_verdict_names_each_obstacle(members: list[MemberState], words: str, is_fine: bool) -> None:
     verdict = judge(members, "2.0", 2)
     assert re.search(words, " ".join(verdict.lines))
     assert verdict.is_fine is is_fine
@@ -46,4 +46,4 @@ def test_upgrade_judges_the_health_of_nodes_of_other_releases() -> None:
     assert found_of("A", "voter", {"version": "1.0", "trouble": "no room", "nodes": nodes}).why_not == "no room"
     told = [{"code": "upgrade_unfinished", "text": "B"}, {"code": "clock_skew", "text": "its clock"}]
     assert found_of("A", "voter", {"version": "2.0", "troubles": told, "level": 2}).why_not == "its clock"
-    assert found_of("A", "learner", {"troubles": told[:1]}) == Found("A", False, "", 0, 0)
+    assert found_of("A", "learner", {"troubles": told[:1]}) == MemberState("A", False, "", 0, 0)

@@ -3,14 +3,14 @@
 import pytest
 
 from bedrockish.core.protocol.health import Mode
-from bedrockish.node.repair.verdict import COMMITTED, ROLLED_BACK, UNKNOWN, Ruling, Word, judge
+from bedrockish.node.repair.verdict import COMMITTED, ROLLED_BACK, UNKNOWN, MemberAnswer, Ruling, judge
 
-HAS = Word(Mode.SERVING, COMMITTED)
-HAS_AND_IS_DAMAGED = Word(Mode.DAMAGED, COMMITTED)
-LACKS = Word(Mode.SERVING, UNKNOWN)
-STUMBLED = Word(Mode.DAMAGED, UNKNOWN)
-BLOCKED = Word(Mode.READ_ONLY, UNKNOWN, blocked=True)
-GONE = Word(Mode.SERVING, ROLLED_BACK)
+HAS = MemberAnswer(Mode.SERVING, COMMITTED)
+HAS_AND_IS_DAMAGED = MemberAnswer(Mode.DAMAGED, COMMITTED)
+LACKS = MemberAnswer(Mode.SERVING, UNKNOWN)
+STUMBLED = MemberAnswer(Mode.DAMAGED, UNKNOWN)
+BLOCKED = MemberAnswer(Mode.READ_ONLY, UNKNOWN, blocked=True)
+GONE = MemberAnswer(Mode.SERVING, ROLLED_BACK)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ GONE = Word(Mode.SERVING, ROLLED_BACK)
     ],
 )
 def test_verdict_on_a_misfit_entry_follows_the_other_members(
-    own: str, words: dict[str, Word], silent: tuple[str, ...], agrees: bool | None, ruling: Ruling
+    own: str, words: dict[str, MemberAnswer], silent: tuple[str, ...], agrees: bool | None, ruling: Ruling
 ) -> None:
     found = judge("A7", own, words, silent, agrees, "as compared")
     assert found.ruling is ruling
@@ -53,7 +53,7 @@ def test_verdict_on_a_misfit_entry_follows_the_other_members(
         ({"B": LACKS, "C": GONE}, Ruling.SOUND),
     ],
 )
-def test_leader_does_not_count_its_own_entry_as_decided(words: dict[str, Word], ruling: Ruling) -> None:
+def test_leader_does_not_count_its_own_entry_as_decided(words: dict[str, MemberAnswer], ruling: Ruling) -> None:
     assert judge("A7", UNKNOWN, words, (), True, "as compared", leads=True).ruling is ruling
 
 

@@ -108,7 +108,7 @@ def test_statement_of_expensive_steps_is_interrupted_in_a_worker(make_node: Make
     node = make_node(limits=Limits(statement_s=0.3))
     fill(node)
     node.save()
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     workspace.take_snapshot(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
     with at_most(1.0), pytest.raises(StatementTimeoutError):
         workspace.execute(request(DEAR[sql]))
@@ -181,7 +181,7 @@ def test_uninterruptible_statement_is_refused_in_a_worker(make_node: MakeNode, s
     node = make_node()
     fill(node)
     node.save()
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     for _ in range(2):
         workspace.take_snapshot(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
         with pytest.raises(TooLargeError, match=text):
@@ -295,7 +295,7 @@ def test_longest_taken_call_ends_in_seconds(make_node: MakeNode, sql: Sql) -> No
     node = make_node()
     node.run("CREATE VIRTUAL TABLE found USING fts5(body)")
     node.save()
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     workspace.take_snapshot(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
     with at_most(8), suppress(TooLargeError):  # about 2 on the machine where the limits were measured
         workspace.execute(request(sql))
@@ -341,7 +341,7 @@ def greedy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestNode]:
 def test_memory_of_a_row_is_bounded_before_it_is_made(greedy: TestNode, sql: Sql) -> None:
     """SQLite builds a row in one step, without an interrupt or a memory limit: gigabytes, in half a minute."""
     node = greedy
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     workspace.take_snapshot(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
     apsw.memory_high_water(True)
     before = apsw.memory_used()
@@ -370,7 +370,7 @@ def test_ordinary_statements_accept_values_of_many_megabytes(make_node: MakeNode
         ("SELECT c0 ->> '$.a', json_extract(c0, '$.a', '$.c'), length(c0), upper(c1), c2 FROM doc", []),
     ]
     for sql in texts:
-        workspace = Workspace(node.engine.beside())
+        workspace = Workspace(node.engine.connector())
         workspace.take_snapshot(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
         workspace.execute(request(sql))
         workspace.end()

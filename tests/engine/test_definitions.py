@@ -261,7 +261,7 @@ def test_workspace_describes_only_tables_that_the_writer_does_not_know(node: Tes
     node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY)" for number in range(50)))
     node.save()
     described.clear()
-    workspace, engine = Workspace(node.engine.beside()), node.engine
+    workspace, engine = Workspace(node.engine.connector()), node.engine
     workspace.take_snapshot(dict(engine.applied), engine.schema_version, engine.moment(), engine.applied_clock)
     assert workspace.execute(request("CREATE TABLE c(p REFERENCES t7)")).changes
     assert set(described) == {"c"}
@@ -313,7 +313,7 @@ def test_a_workspace_reads_the_schema_in_its_thread(node: TestNode) -> None:
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     node.run("INSERT INTO t VALUES (1)")
     node.save()
-    workspace, explain = Workspace(engine.beside()), request("EXPLAIN PRAGMA integrity_check")
+    workspace, explain = Workspace(engine.connector()), request("EXPLAIN PRAGMA integrity_check")
     for number in (1, 2):
         before = workspace._reader.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0]
         workspace.take_snapshot(dict(engine.applied), engine.schema_version, engine.moment(), engine.applied_clock)

@@ -41,7 +41,7 @@ def test_pinned_snapshot_is_released_after_a_sort_without_room(
     filled: TestNode, limited: Callable[[int], None]
 ) -> None:
     """The node ended, as did each node to which the client turned, because it rolled back what SQLite had ended."""
-    reads = CommittedReads(filled.engine.beside())
+    reads = CommittedReads(filled.engine.connector())
     reads.learn()
     assert reads.pin(filled.engine.flushed)
     limited(64 << 10)
@@ -56,7 +56,7 @@ def test_pinned_snapshot_is_released_after_a_sort_without_room(
 def test_stream_snapshot_is_given_back_after_a_sort_without_room(
     filled: TestNode, limited: Callable[[int], None]
 ) -> None:
-    readers = Readers(filled.engine.beside().reader, Limits())
+    readers = Readers(filled.engine.connector().reader, Limits())
     snapshot = readers.take_snapshot()
     limited(64 << 10)
     with pytest.raises(apsw.Error), closing(snapshot.cursor()) as cursor:
@@ -75,7 +75,7 @@ def test_snapshot_that_was_interrupted_after_its_statement_is_given_back(
     Then the snapshot stayed, and the write-ahead log grew until the node ended.
     """
     monkeypatch.setattr(snapshots, "STEPS", 1)  # the progress handler is called during each statement
-    readers = Readers(filled.engine.beside().reader, Limits())
+    readers = Readers(filled.engine.connector().reader, Limits())
     snapshot = readers.take_snapshot()
     snapshot.interrupt()
     readers.give_back(snapshot)
@@ -85,7 +85,7 @@ def test_snapshot_that_was_interrupted_after_its_statement_is_given_back(
 
 
 def test_snapshot_that_cannot_be_ended_is_closed(filled: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    readers = Readers(filled.engine.beside().reader, Limits())
+    readers = Readers(filled.engine.connector().reader, Limits())
     snapshot = readers.take_snapshot()
 
     def fail() -> None:

@@ -56,7 +56,7 @@ def test_refusal_that_rests_on_the_journal_is_marked(filled: TestNode) -> None:
 
 @pytest.mark.parametrize("sql", READS)
 def test_open_transaction_is_marked_if_it_reads_tables_of_the_cluster(filled: TestNode, sql: str) -> None:
-    workspace = Workspace(filled.engine.beside())
+    workspace = Workspace(filled.engine.connector())
     filled.save()
     engine = filled.engine
     workspace.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)

@@ -10,7 +10,7 @@ import pytest
 from bedrockish.access_sets.key_encoding import table_key
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.statements import row_locks
-from bedrockish.engine.statements.row_locks import Base, Others
+from bedrockish.engine.statements.row_locks import Base, ForeignTransactions
 from bedrockish.errors import ConflictError, SqlError
 from bedrockish_journal.model.access_set import conflict
 from tests.engine.nodes import request
@@ -28,7 +28,7 @@ TAKE = f"UPDATE jobs SET state = 'taken' WHERE id = ({NEXT}) RETURNING id"
 
 
 @dataclass
-class Known(Others):
+class Known(ForeignTransactions):
     """A node's knowledge of the others."""
 
     writing: set[bytes] = field(default_factory=set)
@@ -184,7 +184,7 @@ def test_explain_and_workers_hold_no_rows_afterwards(desk: Desk) -> None:
     assert not told["wider"]
     assert not [line for line in told["reads"] if "by_state" in line]
     desk.node.save()
-    workspace = Workspace(engine.beside())
+    workspace = Workspace(engine.connector())
     try:
         workspace.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         workspace.scope.begin_in_worker("it", 0, lambda: 1)

@@ -101,7 +101,7 @@ def node(tmp_path: Path) -> Iterator[TestNode]:
 
 @pytest.fixture
 def workspace(node: TestNode) -> Iterator[Workspace]:
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     yield workspace
     workspace.close()
 
@@ -257,7 +257,7 @@ def test_temporary_objects_outlive_an_interrupt_after_the_last_statement(
         monkeypatch.setattr(place, "STEPS", 1)  # the progress handler is called during each statement
     node.save()
     engine = node.engine
-    held = TemporaryWorkspace(engine.beside(), 1 << 20)
+    held = TemporaryWorkspace(engine.connector(), 1 << 20)
     for _ in range(2):
         running = TemporaryTransaction(held, TransactionWork(True, "command", ""), lambda: 1)
         running.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
@@ -274,7 +274,7 @@ def test_transaction_with_temporary_objects_that_is_stopped_before_it_opens_rais
     node.run("CREATE TABLE t(x)")
     node.save()
     engine = node.engine
-    held = TemporaryWorkspace(engine.beside(), 1 << 20)
+    held = TemporaryWorkspace(engine.connector(), 1 << 20)
     running = TemporaryTransaction(held, TransactionWork(True, "command", ""), lambda: 1)
     running.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
     running.stop(ConflictError("overtaken"))
@@ -290,7 +290,7 @@ def test_statement_over_its_time_limit_is_interrupted_in_loop_and_worker(tmp_pat
     node = TestNode(tmp_path / "a.db", limits=Limits(statement_s=0.05))
     node.run("CREATE TABLE t(x)")
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n WHERE i < 0"
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     for text in (endless, f"INSERT INTO t {endless}"):
         with pytest.raises(StatementTimeoutError, match=r"longer than 0\.05 s") as caught:
             node.prepare(text)
@@ -320,7 +320,7 @@ def test_request_over_the_loops_budget_is_sent_to_a_worker(node: TestNode) -> No
     schema = request("CREATE INDEX i ON numbers(x)", "DROP TABLE numbers")
     with pytest.raises(TakesLongError):
         node.engine.execute(schema, 0.0)
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     begin(node, workspace)
     assert in_thread(lambda: workspace.execute(schema)) == node.engine.execute(schema)
     workspace.end()
@@ -331,7 +331,7 @@ def test_ids_that_were_given_in_a_worker_are_not_given_again(tmp_path: Path) -> 
     node = TestNode(tmp_path / "a.db")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
     node.run("CREATE TABLE u(id INTEGER PRIMARY KEY, x)")
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     seen: set[int] = set()
     text = "INSERT INTO t(x) VALUES (1), (2) RETURNING id"
     for _ in range(3):
@@ -423,7 +423,7 @@ def test_read_set_of_a_command_is_that_of_its_statements(node: TestNode, workspa
 def test_rows_of_each_statement_in_a_workspace_are_bounded(tmp_path: Path) -> None:
     """The limit holds for each statement, not for their sum: a command that reads much reads it piece by piece."""
     node = TestNode(tmp_path / "a.db", limits=Limits(result_bytes=10_000))
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     begin(node, workspace)
     told, _ = work(workspace, lambda desk: [len(run(desk, "SELECT randomblob(1000)", 10_000)) for _ in range(20)])
     assert told == [1] * 20
@@ -436,7 +436,7 @@ def test_rows_of_each_statement_in_a_workspace_are_bounded(tmp_path: Path) -> No
 
 def test_closing_a_workspace_keeps_sqlites_locks(node: TestNode) -> None:
     """A closed descriptor on the file would drop the locks of the node's own connection."""
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     begin(node, workspace)
     in_thread(lambda: workspace.execute(request("DELETE FROM word")))
     workspace.end()
@@ -457,7 +457,7 @@ def test_functions_of_a_plugin_are_everywhere_or_the_node_stops(tmp_path: Path) 
     first.run("CREATE INDEX loud ON word(shout(w))")
     first.run("INSERT INTO word VALUES ('a'), ('b')")
     assert first.rows("SELECT w FROM word ORDER BY w") == [("b",), ("a",)]
-    workspace = Workspace(first.engine.beside())
+    workspace = Workspace(first.engine.connector())
     begin(first, workspace)
     asked = request("UPDATE word SET w = 'c' WHERE shout(w) = 'A!'", "SELECT w FROM word ORDER BY w")
     assert decode_results(in_thread(lambda: workspace.execute(asked)).result)[1].rows == [("c",), ("b",)]

@@ -20,7 +20,7 @@ def test_worker_sees_the_wal_of_a_killed_node(tmp_path: Path) -> None:
         shutil.copy(tmp_path / "old" / name, tmp_path / "new" / name)
     killed.engine.close()
     node = TestNode(tmp_path / "new" / "a.db")
-    workspace = Workspace(node.engine.beside())
+    workspace = Workspace(node.engine.connector())
     begin(node, workspace)
     text = "UPDATE t SET n = n + 1 RETURNING n"
     assert in_thread(lambda: workspace.execute(request(text))) == node.prepare(text)

@@ -10,13 +10,19 @@ from hypothesis import strategies as st
 
 from bedrockish.client.blocking import connect
 from bedrockish.errors import BedrockishError
-from bedrockish.node.scheduling.statement_statistics import REFUSED, SENT_MAX, TEXTS_MAX, Ran, StatementStatistics
+from bedrockish.node.scheduling.statement_statistics import (
+    REFUSED,
+    SENT_MAX,
+    TEXTS_MAX,
+    AnsweredRequest,
+    StatementStatistics,
+)
 from bedrockish.sqltext.normalised import CHARACTERS_MAX, TOKENS_MAX, normalised
 from tests.forked import program
 from tests.processor import at_most
 from tools.cluster import LocalCluster
 
-QUICK = Ran(0.01)
+QUICK = AnsweredRequest(0.01)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +86,10 @@ def test_statistics_are_bounded_and_drop_the_oldest_texts() -> None:
 
 def test_statement_statistics_sum_up_repeats_result_sizes_and_errors() -> None:
     kept = StatementStatistics(0)
-    kept.note(["SELECT  1\n"], Ran(0.5))
-    kept.note(["SELECT 2"], Ran(1.5, attempts=3, result_bytes=10))
+    kept.note(["SELECT  1\n"], AnsweredRequest(0.5))
+    kept.note(["SELECT 2"], AnsweredRequest(1.5, attempts=3, result_bytes=10))
     kept.note(["SELECT a"], QUICK)
-    kept.note([], Ran(0.7, failed=True))
+    kept.note([], AnsweredRequest(0.7, failed=True))
     found = {one["sql"]: one for one in kept.describe()["found"]}
     assert (found["SELECT ?"]["repeats"], found["SELECT ?"]["result_bytes"]) == (2, 10)
     assert (found["SELECT ?"]["longest_ms"], found["SELECT ?"]["total_ms"]) == (1500, 2000)

@@ -18,7 +18,7 @@ from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.source.files import open_file_feed
-from bedrockish_journal.spark.source.plans import Wanted
+from bedrockish_journal.spark.source.plans import WantedEntries
 from bedrockish_journal.storage import packing, pruning, store
 from bedrockish_journal.storage.packing import Pack, PackRun, find, next_run, write
 from bedrockish_journal.verify.replay import digest, replay
@@ -109,7 +109,7 @@ def test_verify_replay_and_feed_read_packed_files(world: World, tmp_path: Path) 
         assert len(stored) == len({row.hash for row in stored})
         for leader, (tick, _) in store.heads(db).items():
             wanted = sorted([row for row in stored if row.leader == leader], key=lambda row: row.tick)
-            assert list(feed.scan([(leader, 1, tick)], Wanted())) == wanted
+            assert list(feed.scan([(leader, 1, tick)], WantedEntries())) == wanted
 
 
 def test_documented_query_finds_no_gap_on_plain_sqlite(world: World) -> None:

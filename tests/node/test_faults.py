@@ -676,7 +676,7 @@ async def test_a_broken_workspace_leaves_no_row_locked(tmp_path: Path, monkeypat
     asked = Request("stopped", ())
     assert engine.locks.lock("stopped", None, "jobs", (1,))
     job = Job(1, asked, lambda _workspace: None)
-    workspace = Workspace(engine.beside())
+    workspace = Workspace(engine.connector())
     workspace.is_broken = True
     runtime.workers._running.add(job)
     runtime.workers._done(job, workspace, None)

@@ -41,7 +41,7 @@ async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         gc.enable()
 
 
-def step(runtime: Runtime, name: str, op: str, *texts: str) -> Answer | steps.Rest[Answer]:
+def step(runtime: Runtime, name: str, op: str, *texts: str) -> Answer | steps.RemainingSteps[Answer]:
     return runtime.transactions.begin(OWNER, op, Request(name, tuple(map(Statement, texts)), timeout_s=5))
 
 
@@ -91,7 +91,7 @@ async def test_answer_of_a_commit_needs_no_task(tmp_path: Path, monkeypatch: pyt
         told(step(runtime, "tx", BEGIN))
         told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1"))
         rest = step(runtime, "tx", COMMIT)
-        assert isinstance(rest, steps.Rest)
+        assert isinstance(rest, steps.RemainingSteps)
         found = list[Answer | Exception]()
         rest.run_without_task(found.append, lambda _rest: pytest.fail("a task was started"))
         await runtime.durable()
@@ -124,7 +124,7 @@ async def test_step_waits_for_the_disk_only_if_it_reveals_volatile_changes(
             found.append(reads)
             assert told(reads) == [[(10,)]]
 
-        async def wait(rest: steps.Rest[Answer]) -> None:
+        async def wait(rest: steps.RemainingSteps[Answer]) -> None:
             found.append(await rest())
 
         async with trio.open_nursery() as nursery:

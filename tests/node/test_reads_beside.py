@@ -362,7 +362,7 @@ async def test_snapshot_beside_the_writer_shows_only_a_completely_known_batch(
 ) -> None:
     """The thread may commit the next batch during a read."""
     _, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    reads = CommittedReads(engine.beside())
+    reads = CommittedReads(engine.connector())
     reads.learn()
     asked = request("SELECT value FROM bedrockish_meta WHERE key = 'mine'", "read")
     engine.set_meta("mine", 1)

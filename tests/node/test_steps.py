@@ -10,7 +10,7 @@ from bedrockish.api.requests import NOTHING, Answer, Token
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError
 from bedrockish.node.scheduling.durability import Done
 from bedrockish.node.transactions import steps
-from bedrockish.node.transactions.steps import Rest, Steps, Submission, begin, run
+from bedrockish.node.transactions.steps import RemainingSteps, Steps, Submission, begin, run
 
 
 def counting(seen: list[str], waits: int) -> steps.Steps[int]:
@@ -104,14 +104,14 @@ def commits(core: Core, after: Callable[[], Awaitable[Any]] | None = None) -> St
     return "over"
 
 
-def resting(waiting: Steps[str]) -> Rest[str]:
+def resting(waiting: Steps[str]) -> RemainingSteps[str]:
     """Return the rest of steps that wait."""
     found = begin(waiting)
-    assert isinstance(found, Rest)
+    assert isinstance(found, RemainingSteps)
     return found
 
 
-def no_task(_rest: Rest[str]) -> None:
+def no_task(_rest: RemainingSteps[str]) -> None:
     """Fail, because the steps wait for the core only."""
     pytest.fail("a task was started")
 
@@ -133,7 +133,7 @@ def test_error_of_the_core_is_raised_in_the_steps() -> None:
 
 
 async def test_request_that_waits_again_after_its_answer_goes_on_in_a_task() -> None:
-    core, found, tasks = Core(), list[str | Exception](), list[Rest[str]]()
+    core, found, tasks = Core(), list[str | Exception](), list[RemainingSteps[str]]()
     waited = trio.Event()
     resting(commits(core, waited.wait)).run_without_task(found.append, tasks.append)
     core.waiting.pop()(ANSWER)

@@ -22,7 +22,7 @@ from bedrockish_journal.spark.source.feeds import open_feed, shown
 from bedrockish_journal.spark.source.json_rows import parse_row
 from bedrockish_journal.spark.source.live import url_with
 from bedrockish_journal.spark.source.options import ReadOptions
-from bedrockish_journal.spark.source.plans import Wanted, bounds
+from bedrockish_journal.spark.source.plans import WantedEntries, bounds
 from bedrockish_journal.spark.source.tables import TABLES
 from tests.cluster.story import level, ready
 from tests.spark.test_export import exported, held
@@ -175,6 +175,6 @@ def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalC
     odd_values_survive(urls[2])
     odd_values_survive(databases[1])
     with open_feed(cluster.url(0, only=True)) as feed, pytest.raises(JournalPrunedError, match="no longer holds"):
-        list(feed.scan([("A", 0, 3)], Wanted()))  # as if tick 0 had existed and was removed
+        list(feed.scan([("A", 0, 3)], WantedEntries()))  # as if tick 0 had existed and was removed
     for table in TABLES:
         assert exported(Path(out), table) == held([node.database for node in cluster.nodes], table), table

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.order import Placed, may_apply, replay_order
+from bedrockish_journal.model.order import PlacedEntry, may_apply, replay_order
 from bedrockish_journal.model.vector import Vector
 
-P = TypeVar("P", bound=Placed)
+P = TypeVar("P", bound=PlacedEntry)
 
 
 def next_applicable(entries: Iterable[P], applied: Vector) -> list[P]:

@@ -12,7 +12,7 @@ from bedrockish.core.protocol.events import Received
 from bedrockish.core.protocol.messages import Message
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish.node.cluster.incarnations import PREFIX, read_seen
-from bedrockish.node.cluster.starts import Seen, lacks
+from bedrockish.node.cluster.starts import SeenState, lacks
 from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Txid
 from tools.sim.clients import Client, FeedReader
@@ -111,7 +111,7 @@ class World:
             if name not in self.machines:
                 return False
             kept = self.machines[name].disk.durable.meta.get(PREFIX + machine.name)
-            seen = read_seen(kept) if kept else Seen()
+            seen = read_seen(kept) if kept else SeenState()
             if seen.store != machine.store:
                 return False
             if backup is not None and not lacks([*backup.starts, (b"next", backup.batches)], backup.batches, seen):

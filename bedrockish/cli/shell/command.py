@@ -14,7 +14,7 @@ from bedrockish.api.requests import READ_LEVELS
 from bedrockish.cli.output import ALL_MODES, BOX, PLAIN
 from bedrockish.cli.shell.dots import COMMANDS
 from bedrockish.cli.shell.script import group, items
-from bedrockish.cli.shell.session import Leave, Shell
+from bedrockish.cli.shell.session import QuitShell, Shell
 from bedrockish.client.blocking import connect
 from bedrockish.client.local_file import SUFFIXES
 from bedrockish.client.trio_client import target_of
@@ -53,7 +53,7 @@ def sql(arguments: tuple[str, ...], file: Path | None, mode: str | None, read: s
             shell.restyle(null="NULL")  # a person can tell NULL from an empty text
             run_prompt(shell)
             return
-        with suppress(Leave):
+        with suppress(QuitShell):
             shell.run_all(parts)
 
 

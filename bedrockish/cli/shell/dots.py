@@ -7,7 +7,7 @@ from bedrockish.api.requests import READ_LEVELS, check_modes
 from bedrockish.cli.output import ALL_MODES, FRAMES, INSERT, PLAIN
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.shell.dump import dump
-from bedrockish.cli.shell.session import DotCommand, Leave, Shell
+from bedrockish.cli.shell.session import DotCommand, QuitShell, Shell
 from bedrockish.cli.shell.tables import import_file
 from bedrockish.errors import UsageError
 from bedrockish_journal.model.plain_names import is_users
@@ -139,7 +139,7 @@ def _read_level(shell: Shell, words: list[str]) -> None:
 
 
 def _quit(_: Shell, __: list[str]) -> None:
-    raise Leave
+    raise QuitShell
 
 
 def _help(shell: Shell, words: list[str]) -> None:

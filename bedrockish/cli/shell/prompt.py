@@ -17,8 +17,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.shell.dots import COMMANDS
-from bedrockish.cli.shell.script import Dot, items
-from bedrockish.cli.shell.session import Leave, Shell
+from bedrockish.cli.shell.script import ScriptCommand, items
+from bedrockish.cli.shell.session import QuitShell, Shell
 from bedrockish.errors import BedrockishError
 from bedrockish.sqltext import statement_ends as sqltext
 from bedrockish_journal.model.plain_names import is_users
@@ -108,8 +108,8 @@ def run_prompt(shell: Shell) -> None:
             continue
         try:
             for part in items(text, "line"):
-                shell.run(Dot(part.text.rstrip(";"), part.where) if isinstance(part, Dot) else part)
-        except Leave:
+                shell.run(ScriptCommand(part.text.rstrip(";"), part.where) if isinstance(part, ScriptCommand) else part)
+        except QuitShell:
             break
         except BedrockishError as error:
             click.echo(f"error: {visible(' '.join(error.message.split()))}", err=True)

@@ -25,7 +25,7 @@ class ScriptStatement:
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
+class ScriptCommand:
     """A dot-command with the place where it was written."""
 
     text: str
@@ -39,7 +39,7 @@ class Unit:
     pieces: tuple[ScriptStatement, ...]
 
 
-def items(text: str, source: str) -> Iterator[ScriptStatement | Dot]:
+def items(text: str, source: str) -> Iterator[ScriptStatement | ScriptCommand]:
     """Yield the statements and the dot-commands of a text. A dot-command is a line that begins with a dot."""
     at, counted, line = 0, 0, 1
     while (begin := statement_start(text, at)) < len(text):
@@ -47,13 +47,13 @@ def items(text: str, source: str) -> Iterator[ScriptStatement | Dot]:
         counted = begin
         if text[begin] == "." and (begin == 0 or text[begin - 1] == "\n"):
             at = text.find("\n", begin) + 1 or len(text)
-            yield Dot(text[begin:at].strip(), f"{source}:{line}")
+            yield ScriptCommand(text[begin:at].strip(), f"{source}:{line}")
             continue
         at = statement_end(text, begin) or len(text)
         yield ScriptStatement(text[begin:at].rstrip(), f"{source}:{line}")
 
 
-def _with_keys_off(pieces: list[ScriptStatement | Dot]) -> Iterator[Unit | ScriptStatement | Dot]:
+def _with_keys_off(pieces: list[ScriptStatement | ScriptCommand]) -> Iterator[Unit | ScriptStatement | ScriptCommand]:
     """Yield the pieces; a section with foreign keys off, which runs as one transaction, becomes one unit.
 
     If a script's own transaction follows PRAGMA foreign_keys = OFF, the PRAGMA is moved into that transaction.
@@ -64,7 +64,7 @@ def _with_keys_off(pieces: list[ScriptStatement | Dot]) -> Iterator[Unit | Scrip
     while at < len(pieces):
         piece = pieces[at]
         at += 1
-        if isinstance(piece, Dot):
+        if isinstance(piece, ScriptCommand):
             yield piece
             continue
         control = parse_control(piece.sql)
@@ -91,7 +91,7 @@ def _with_keys_off(pieces: list[ScriptStatement | Dot]) -> Iterator[Unit | Scrip
                 yield piece
 
 
-def _changes_schema(pieces: list[ScriptStatement | Dot], at: int) -> bool:
+def _changes_schema(pieces: list[ScriptStatement | ScriptCommand], at: int) -> bool:
     """Return whether the transaction whose statements begin at a place changes the schema."""
     for piece in pieces[at:]:
         if isinstance(piece, ScriptStatement):
@@ -103,14 +103,14 @@ def _changes_schema(pieces: list[ScriptStatement | Dot], at: int) -> bool:
     return False
 
 
-def group(pieces: Iterable[ScriptStatement | Dot]) -> Iterator[Unit | ScriptStatement | Dot]:
+def group(pieces: Iterable[ScriptStatement | ScriptCommand]) -> Iterator[Unit | ScriptStatement | ScriptCommand]:
     """Yield whole transactions as units; a transaction that cannot be sent as a whole is yielded piece by piece.
 
     Raises:
         UsageError: BEGIN and COMMIT do not match.
     """
     begin: ScriptStatement | None = None
-    block: list[ScriptStatement | Dot] = []
+    block: list[ScriptStatement | ScriptCommand] = []
     for piece in _with_keys_off(list(pieces)):
         if isinstance(piece, Unit):
             yield piece

@@ -13,14 +13,14 @@ from bedrockish.api.requests import Params, Rows
 from bedrockish.cli.output import BOX, Style, print_rows
 from bedrockish.cli.safe_text import harmless, is_terminal, write
 from bedrockish.cli.shell.parameters import Parameters
-from bedrockish.cli.shell.script import Dot, ScriptStatement, Unit, group, items
+from bedrockish.cli.shell.script import ScriptCommand, ScriptStatement, Unit, group, items
 from bedrockish.client.blocking import Connection
 from bedrockish.errors import BedrockishError, UsageError
 
 NESTED_MAX = 20
 
 
-class Leave(Exception):  # noqa: N818  (not an error)
+class QuitShell(Exception):  # noqa: N818  (not an error)
     """Raised by .quit: the rest of a script is not run."""
 
 
@@ -65,7 +65,7 @@ class Shell:
             self.out.close()
         self.out, self.is_once = None, False
 
-    def run_all(self, parts: Iterable[Unit | ScriptStatement | Dot]) -> None:
+    def run_all(self, parts: Iterable[Unit | ScriptStatement | ScriptCommand]) -> None:
         """Run parts of scripts one after the other.
 
         Raises:
@@ -77,14 +77,14 @@ class Shell:
             except BedrockishError as error:
                 raise type(error)(f"{_where(part, error)}: {error.message}", **error.details) from error
 
-    def run(self, part: Unit | ScriptStatement | Dot) -> None:
+    def run(self, part: Unit | ScriptStatement | ScriptCommand) -> None:
         """Run one statement, one transaction or one dot-command, and print its results.
 
         Raises:
             BedrockishError: the node's error.
             Leave: the command was .quit.
         """
-        if isinstance(part, Dot):
+        if isinstance(part, ScriptCommand):
             self._command(part.text)
             return
         try:
@@ -178,7 +178,7 @@ class Shell:
             raise UsageError(f"{error.filename or name}: {error.strerror or error}") from error
 
 
-def _where(part: Unit | ScriptStatement | Dot, error: BedrockishError) -> str:
+def _where(part: Unit | ScriptStatement | ScriptCommand, error: BedrockishError) -> str:
     """Return the place in the script of the statement that caused an error."""
     if not isinstance(part, Unit):
         return part.where

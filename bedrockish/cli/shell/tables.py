@@ -14,7 +14,7 @@ from bedrockish import open_client
 from bedrockish.cli.progress import progress_bar
 from bedrockish.cli.shell.session import Shell
 from bedrockish.errors import UsageError
-from bedrockish.transfer.load_csv import Filled, TableFile, load_table
+from bedrockish.transfer.load_csv import CsvLoad, TableFile, load_table
 
 
 def import_file(shell: Shell, words: list[str]) -> None:
@@ -62,7 +62,7 @@ def _rereadable(source: TableFile) -> Iterator[TableFile]:
         yield replace(source, copy=Path(copy.name))
 
 
-async def _load(url: str | None, token: bytes, source: TableFile, table: str) -> tuple[Filled, bytes]:
+async def _load(url: str | None, token: bytes, source: TableFile, table: str) -> tuple[CsvLoad, bytes]:
     size = max(1, source.content.stat().st_size)
     async with open_client(url, token=token) as client:
         with progress_bar() as told:

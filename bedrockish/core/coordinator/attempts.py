@@ -7,14 +7,14 @@ from bedrockish.core.coordinator.contention import Contention
 from bedrockish.core.coordinator.quickest import QuickestVoters
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import InFlight, Stage
-from bedrockish.core.coordinator.wait_queue import SIZE_MAX, Together
+from bedrockish.core.coordinator.wait_queue import SIZE_MAX, CommandGroups
 from bedrockish.core.protocol.effects import Early
 from bedrockish.core.protocol.messages import Approve, Begin, Commit, Reason, Reject
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.conflict_records import note_conflict
 from bedrockish.core.state.outbox import Timer
-from bedrockish.core.state.packed_commits import Known
+from bedrockish.core.state.packed_commits import RecentCommit
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.settings import may_count_out
 from bedrockish.core.state.state import State
@@ -55,7 +55,7 @@ class Attempt:
     def share(self, inflight: InFlight) -> None:
         """Add a request that shares the transaction."""
         self.numbers.append(inflight.number)
-        # Requests that only have their batch in common form a group, which ``Together`` divides after a reject.
+        # Requests that only have their batch in common form a group, which ``CommandGroups`` divides after a reject.
         self.is_group = self.is_group or inflight.is_free
         self.trace = self.trace or inflight.request.trace
         inflight.attempts += 1
@@ -71,7 +71,7 @@ class Attempt:
         other = others.pop() if len(others) == 1 else None
         return other.leader if other is not None else ""
 
-    def is_hasty(self, winner: Known | None) -> bool:
+    def is_hasty(self, winner: RecentCommit | None) -> bool:
         """Return whether this schema change lost to a row transaction with a clock at or above the change's activation.
 
         ``winner`` is the commit for which the change is given up, if there is one.
@@ -108,7 +108,7 @@ class Attempts:
     """
 
     def __init__(
-        self, state: State, apply_queue: ApplyQueue, replies: Replies, contention: Contention, together: Together
+        self, state: State, apply_queue: ApplyQueue, replies: Replies, contention: Contention, together: CommandGroups
     ) -> None:
         self.state, self.apply_queue, self.replies = state, apply_queue, replies
         # ``rollbacks``: the transactions that were given up, until a majority has accepted their rollback.
@@ -286,7 +286,7 @@ class Attempts:
                     if peer not in attempt.approvals and peer not in attempt.rejects:
                         state.outbox.send(peer, attempt.begin)
 
-    def give_up(self, attempt: Attempt, *, winner: Known | None = None) -> None:
+    def give_up(self, attempt: Attempt, *, winner: RecentCommit | None = None) -> None:
         """Give up a transaction. Each request that shares it pauses, or stays behind the first of them.
 
         Args:
@@ -350,7 +350,7 @@ class Attempts:
     def _requests_of(self, attempt: Attempt) -> list[InFlight]:
         return [*filter(None, map(self.replies.in_flight.get, attempt.numbers))]
 
-    def abort_conflicting(self, committed: Known) -> None:
+    def abort_conflicting(self, committed: RecentCommit) -> None:
         """Give up our transactions that conflict with a commit that arrived and is not in their base."""
         for found in list(self.state.votes.pending.conflicts(committed.access_set, committed.txid)):
             attempt = self.open.get(found.other)

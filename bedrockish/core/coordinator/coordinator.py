@@ -26,7 +26,7 @@ from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Awaited, End, InFlight, Ready, Stage
 from bedrockish.core.coordinator.revalidation import first_conflict, move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
-from bedrockish.core.coordinator.wait_queue import Together
+from bedrockish.core.coordinator.wait_queue import CommandGroups
 from bedrockish.core.protocol.effects import Execute
 from bedrockish.core.protocol.events import ClockWanted, Failed, Overtaken
 from bedrockish.core.protocol.records import FORGOTTEN, Prepared
@@ -71,7 +71,7 @@ class Coordinator:
         self.clock_quorum = ClockQuorum(state)
         self.catch_up = CatchUp(state, in_flight)
         self.offers = Offers(state, staging)
-        self.together = Together(in_flight, self.ready)
+        self.together = CommandGroups(in_flight, self.ready)
         self.attempts = Attempts(state, apply_queue, self.replies, self.contention, self.together)
         self._behind: dict[int, InFlight] = {}  # the requests whose session has seen commits that this node lacks
         # The handler of each stage's end. IN_FLIGHT and ACTIVATING end with a transaction, and ENDING with the answer.

@@ -22,7 +22,7 @@ WANTED_MAX = 256  # most pieces that one WANT may name
 
 
 @dataclass(slots=True)
-class Ahead:
+class PiecesAhead:
     """The pieces of one transaction before its BEGIN."""
 
     number: int  # this node's number of the offer
@@ -39,7 +39,7 @@ class Offers:
     def __init__(self, state: State, staging: Staging) -> None:
         self.state = state
         self.staging = staging
-        self.ahead: dict[int, Ahead] = {}
+        self.ahead: dict[int, PiecesAhead] = {}
         self._count = 0
 
     def offer(self, request: int, prepared: Prepared) -> bool:
@@ -61,14 +61,14 @@ class Offers:
         self._count += 1
         # A piece that occurs twice is sent once.
         size = sum(size for _, size in set(cut.names))
-        self.ahead[request] = Ahead(self._count, cut, size)
+        self.ahead[request] = PiecesAhead(self._count, cut, size)
         state.pieces.offered |= cut.pieces
         self._send_waiting()
         if before is not None:
             self._withdraw(before)  # after the new offer is sent, so that voters keep the pieces that both share
         return True
 
-    def _is_at_quorum(self, one: Ahead) -> bool:
+    def _is_at_quorum(self, one: PiecesAhead) -> bool:
         voters = self.state.roster.voters
         # This node counts as well: it saves its pieces before BEGIN can leave (``on_stored``).
         return 1 + sum(node in one.stored for node in voters) >= self.state.roster.quorum
@@ -89,10 +89,10 @@ class Offers:
                     one.repeats[node] = Repeat(now, TELL_AGAIN_S)
                     state.outbox.send(node, self._message(one))
 
-    def _message(self, one: Ahead) -> Offer:
+    def _message(self, one: PiecesAhead) -> Offer:
         return Offer(one.number, tuple(dict.fromkeys(one.cut.names)), self.state.clock.read())
 
-    def _withdraw(self, one: Ahead) -> None:
+    def _withdraw(self, one: PiecesAhead) -> None:
         state = self.state
         for node in one.repeats:
             if node in state.roster.peers:

@@ -341,7 +341,7 @@ SIZE_MAX = 64  # most commands in one group
 UNDIVIDED = 4  # after a conflict, a group of up to this many commands is divided into single commands
 
 
-class Together:
+class CommandGroups:
     """Groups of commands that arrive at the same moment and share a transaction, like a group commit.
 
     A round of votes costs every node the same whether it decides one command or ten. So the commands that arrive while

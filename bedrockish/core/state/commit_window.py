@@ -13,7 +13,7 @@ from itertools import islice
 
 from bedrockish.core.state import packed_commits
 from bedrockish.core.state.access_index import AccessIndex, Conflict, count_keys
-from bedrockish.core.state.packed_commits import Known, PackedSegment, Place, Retirement
+from bedrockish.core.state.packed_commits import PackedSegment, Place, RecentCommit, Retirement
 from bedrockish_journal.model.access_set import AccessSet, Range, conflict
 from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.transaction import Transaction, Txid
@@ -35,9 +35,9 @@ class _Line:
 
     def __init__(self, first: int) -> None:
         self.first = first
-        self.commits: deque[Known] = deque()
+        self.commits: deque[RecentCommit] = deque()
 
-    def add(self, known: Known) -> None:
+    def add(self, known: RecentCommit) -> None:
         """Add the next commit."""
         self.commits.append(known)
         # The base of a frequent reader or writer lacks a few commits; a base that lacks more is tested by key.
@@ -73,7 +73,9 @@ class CommitWindow:
 
     def __init__(self, recovered: Vector | None = None) -> None:
         self.member_changes: dict[Txid, int] = {}  # the last changes of the members, see ``note_member_change``
-        self.known: dict[Txid, Known] = {}  # the commits that are not settled, and up to a few hundred settled ones
+        self.known: dict[
+            Txid, RecentCommit
+        ] = {}  # the commits that are not settled, and up to a few hundred settled ones
         # By timeline, the greatest tick that is the first place of a dropped commit; see also ``_retired_floor``.
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
@@ -163,7 +165,7 @@ class CommitWindow:
             if segment is not None:
                 self._add_packed_place(segment, txid, place)
                 return
-            known = self.known[txid] = Known(transaction)
+            known = self.known[txid] = RecentCommit(transaction)
             self._index.add(txid, known.access_set)
             heapq.heappush(self._by_clock, txid)
         known.places.append(place)
@@ -172,7 +174,7 @@ class CommitWindow:
         else:
             self._extend_line(place, known)
 
-    def _extend_line(self, place: Place, known: Known) -> None:
+    def _extend_line(self, place: Place, known: RecentCommit) -> None:
         leader, tick = place
         if tick <= self._recovered.get(leader, 0):
             return  # a restart reads only some of the older entries: a line of them would have gaps
@@ -201,12 +203,12 @@ class CommitWindow:
             line.drop_up_to(txid)  # a packed commit stays in its line while an earlier one is not packed
         self._restart_line(place)
 
-    def newer_than(self, base: Vector, most: int = NEVER) -> list[Known] | None:
+    def newer_than(self, base: Vector, most: int = NEVER) -> list[RecentCommit] | None:
         """Return the commits that a base has not seen; None if a search by key is quicker, or if they exceed ``most``.
 
         The base of a frequent reader or writer is nearly up to date, so its list is short or empty.
         """
-        found: list[Known] = []
+        found: list[RecentCommit] = []
         for leader, line in self._lines.items():
             seen = base.get(leader, 0) + 1 - line.first
             # The line begins after the first commit that this base lacks, so it does not have all newer commits.
@@ -327,7 +329,7 @@ class CommitWindow:
         for line in self._lines.values():
             line.drop_packed(self.known)
 
-    def _remove(self, txid: Txid) -> Known:
+    def _remove(self, txid: Txid) -> RecentCommit:
         self._index.remove(txid)
         return self.known.pop(txid)
 

@@ -50,7 +50,7 @@ def _is_among(places: Iterable[Place], base: Vector) -> bool:
     return any(base.get(leader, 0) >= tick for leader, tick in places)
 
 
-class Known:
+class RecentCommit:
     """A commit that is not packed: above safe time, or not long below it."""
 
     __slots__ = ("access_set", "command", "kind", "places", "retired_by", "txid")
@@ -136,7 +136,7 @@ class PackedSegment:
 
     _bits: bytes | None
 
-    def __init__(self, commits: Sequence[Known]) -> None:
+    def __init__(self, commits: Sequence[RecentCommit]) -> None:
         assert len(commits) <= SEGMENT
         names = sorted({name for one in commits for name in (one.txid.leader, *(leader for leader, _ in one.places))})
         numbers = {name: number for number, name in enumerate(names)}
@@ -169,7 +169,7 @@ class PackedSegment:
         }
         self._pack(commits)
 
-    def _pack(self, commits: Sequence[Known]) -> None:
+    def _pack(self, commits: Sequence[RecentCommit]) -> None:
         keys, owners = list[bytes](), array("H")
         for owner, one in enumerate(commits):
             # The keys of a large access set would be most of the segment; they are kept and compared separately.

@@ -42,7 +42,7 @@ class _Index:
 
 
 @dataclass(slots=True)
-class Edit:
+class IndexEdit:
     """The effect of some row changes on one index."""
 
     kept: _Index
@@ -70,19 +70,19 @@ class IndexKeeper:
         """Return whether there are indexes on the rows of a table."""
         return table in self._of
 
-    def before(self, changes: Iterable[Change]) -> list[Edit]:
+    def before(self, changes: Iterable[Change]) -> list[IndexEdit]:
         """Return the edits of the indexes for changes that are about to be made in the tables."""
-        edits: dict[str, list[Edit]] = {}
+        edits: dict[str, list[IndexEdit]] = {}
         for change in changes if self._of else ():
             if change.table not in self._of:
                 continue
             if change.table not in edits:
-                edits[change.table] = [Edit(kept) for kept in self._of[change.table]]
+                edits[change.table] = [IndexEdit(kept) for kept in self._of[change.table]]
             for edit in edits[change.table]:
                 self._collect(edit, change)
         return [edit for found in edits.values() for edit in found]
 
-    def after(self, edits: Iterable[Edit]) -> None:
+    def after(self, edits: Iterable[IndexEdit]) -> None:
         """Make edits in the indexes, after the changes have been made in the tables."""
         for edit in edits:
             kept = edit.kept
@@ -121,7 +121,7 @@ class IndexKeeper:
 
     # -- one index -------------------------------------------------------------------------------------------------
 
-    def _collect(self, edit: Edit, change: Change) -> None:
+    def _collect(self, edit: IndexEdit, change: Change) -> None:
         places = edit.kept.places
         for rowid, row, is_new in ((change.rowid, change.before, False), (change.rowid_after, change.after, True)):
             assert rowid is not None

@@ -14,7 +14,7 @@ import apsw
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Token
-from bedrockish.engine.execution.interfaces import Beside, Flushed
+from bedrockish.engine.execution.interfaces import Connector, Flushed
 from bedrockish.engine.sqlite.errors import broken
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
@@ -39,8 +39,8 @@ class PinnedBatch:
 class CommittedReads:
     """A connection for reads of the last committed batch. One thread at a time may use it."""
 
-    def __init__(self, means: Beside) -> None:
-        self._means = means
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
         self._db: apsw.Connection | None = None
         self._version = -1  # the version of the schema that the executor knows
         self.pinned: PinnedBatch | None = None
@@ -130,7 +130,7 @@ class CommittedReads:
             db.execute("BEGIN")
             try:
                 version = int(system.get_meta(db, "schema_version"))
-                tables = Tables(db, self._means.known().tables)
+                tables = Tables(db, self._connector.known().tables)
                 self._capture.use(tables)
                 self._executor.use(tables)
                 self._version = version
@@ -141,15 +141,15 @@ class CommittedReads:
             raise UnavailableError(f"the file cannot be read on another connection: {error}") from error
 
     def _connected(self) -> apsw.Connection:
-        means = self._means
-        db = means.reader()
+        connector = self._connector
+        db = connector.reader()
         try:
             db.pragma("cache_size", -CACHE_KIB)
             give_functions(db, Holder())  # a function that needs the writer raises an error
-            ids = means.ids.twin()
+            ids = connector.ids.twin()
             ids.register(db)
-            self._capture = Capture(db, means.limits.changes_bytes)
-            self._executor = means.executor(db, self._capture, ids, means.limits)
+            self._capture = Capture(db, connector.limits.changes_bytes)
+            self._executor = connector.executor(db, self._capture, ids, connector.limits)
         except BaseException:
             db.close()
             raise

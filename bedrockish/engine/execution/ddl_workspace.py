@@ -17,7 +17,7 @@ from bedrockish.api.requests import Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.ddl_execution import Mixed
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interfaces import Beside
+from bedrockish.engine.execution.interfaces import Connector
 from bedrockish.engine.execution.open_transaction import Logged
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.storage.overlay_vfs import FileState
@@ -41,9 +41,9 @@ MEMORY_BYTES = 512 << 20
 class Draft:
     """The private copy of the database on which an open transaction changes the schema."""
 
-    def __init__(self, beside: Beside, user: str) -> None:
+    def __init__(self, connector: Connector, user: str) -> None:
         self._user = user
-        self._workspace = Workspace(beside)
+        self._workspace = Workspace(connector)
         self._mixed: Mixed | None = None
         self.version = 0  # the version of the schema on which the transaction began
         self._base: dict[str, int] = {}

@@ -27,7 +27,7 @@ from bedrockish.access_sets.partial_failure import were_kept
 from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.interfaces import Lends
+from bedrockish.engine.execution.interfaces import WriterLender
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.recipes import Recipe, find_alike, read_brief
 from bedrockish.engine.execution.snapshot import Readers
@@ -64,7 +64,7 @@ class Interactive:
     # The error for a schema statement in a text with further statements.
     no_schema = "a schema statement in a transaction must be a text of its own"
 
-    def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
+    def __init__(self, engine: WriterLender, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
         self.inside: TransactionWork | None = None  # the transaction whose rows are in the engine's open batch, or None
         # A connection to the transaction's snapshot without its changes, if the writer belongs to one transaction; else

@@ -57,7 +57,7 @@ class Guest(Protocol):
         """Mark the transaction as swapped out, because SQLite has rolled back the open batch with its rows."""
 
 
-class Lends(Protocol):
+class WriterLender(Protocol):
     """The engine's methods that open transactions use."""
 
     applied: dict[str, int]
@@ -80,7 +80,7 @@ class Lends(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Connector:
     """Functions and objects to open and prepare further connections, for work in other threads."""
 
     reader: Callable[[], apsw.Connection]  # opens another connection that only reads

@@ -20,7 +20,7 @@ import apsw
 from bedrockish.api.requests import Result
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interactive import broken_at_commit
-from bedrockish.engine.execution.interfaces import Beside
+from bedrockish.engine.execution.interfaces import Connector
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
@@ -45,9 +45,9 @@ AND own.name NOT LIKE 'sqlite!_%' ESCAPE '!' LIMIT 1
 class TemporaryWorkspace:
     """The workspace with the TEMP objects of one session; its TEMP tables may take ``most_bytes``."""
 
-    def __init__(self, means: Beside, most_bytes: int) -> None:
+    def __init__(self, connector: Connector, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self.workspace = Workspace(means)
+        self.workspace = Workspace(connector)
         self.workspace.temporary_bytes = most_bytes
         self.transaction: TemporaryTransaction | None = None  # the open transaction of the session, or None
 

@@ -25,7 +25,7 @@ from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError, OneByOneError
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.governor import STEPS
-from bedrockish.engine.execution.interfaces import Beside, Flushed
+from bedrockish.engine.execution.interfaces import Connector, Flushed
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.snapshot import read_schema_again
 from bedrockish.engine.sqlite.errors import shortage
@@ -50,8 +50,8 @@ READER_KIB = WRITER_KIB = 8 << 10  # page cache of each of the two connections
 class Workspace:
     """A snapshot with an overlay for one request at a time; connections and caches serve the next request as well."""
 
-    def __init__(self, beside: Beside) -> None:
-        self._beside = beside
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
         self._stopped: BedrockishError | None = None
         self.stoppable = _Stoppable(self)  # a context manager for SQL of the engine in an open transaction
         self._writer: Writer | None = None
@@ -61,12 +61,12 @@ class Workspace:
         self._version = 0
         self.is_broken = False  # whether a connection has failed, so that the workspace must be closed
         self._has_read_schema = False  # whether a SELECT on the snapshot has made SQLite read a changed schema
-        self.scope = Scope(locks=beside.locks)  # the values of the clock functions of the statement that runs
+        self.scope = Scope(locks=connector.locks)  # the values of the clock functions of the statement that runs
         self.temporary_bytes = 0  # limit for the TEMP tables of its session, in bytes; 0 if TEMP tables are refused
         self._applied_clock = 0
-        self._wal = os.dup(beside.wal)
+        self._wal = os.dup(connector.wal)
         try:
-            self._reader = beside.reader()
+            self._reader = connector.reader()
             give_functions(self._reader, Holder(self.scope))
             self._reader.pragma("cache_size", -READER_KIB)
         except apsw.Error as error:
@@ -189,7 +189,7 @@ class Workspace:
         Raises:
             BedrockishError: the error given to ``stop``, or the file cannot be read.
         """
-        prepare, busy = self._beside.prepare, self._beside.limits.busy
+        prepare, busy = self._connector.prepare, self._connector.limits.busy
         plan = plan_build(steps, self._open().executor.known.tables, prepare)
         try:
             return estimate_seconds(self._reader, plan, prepare, busy) if isinstance(plan, SearchPlan) else 0.0
@@ -208,7 +208,7 @@ class Workspace:
         return self.inside(lambda writer: compile_read(writer.executor, statement, user))
 
     def _unlock(self) -> None:
-        self._beside.locks.release(self.scope.command)
+        self._connector.locks.release(self.scope.command)
 
     def inside(self, action: Callable[["Writer"], T]) -> T:
         """Run an action with the writing connection in a transaction, which is rolled back; return its result.
@@ -300,7 +300,7 @@ class Workspace:
                 read_schema_again(self._reader)
             pages = self._reader.pragma("page_count")
             if self._writer is None:
-                self._writer = Writer(self._beside, self._wal, self._reader, self._moment, pages)
+                self._writer = Writer(self._connector, self._wal, self._reader, self._moment, pages)
                 give_functions(self._writer.db, Holder(self.scope))
                 unpack_on(self._writer.db)
                 self._writer.executor.scope = self.scope
@@ -345,10 +345,10 @@ class _Stoppable:
 class Writer:
     """The connection that writes on an overlay, with a capture, an executor and an applier like the engine's."""
 
-    def __init__(self, beside: Beside, wal: int, reader: apsw.Connection, moment: FileState, pages: int) -> None:
-        limits: Limits = beside.limits
+    def __init__(self, connector: Connector, wal: int, reader: apsw.Connection, moment: FileState, pages: int) -> None:
+        limits: Limits = connector.limits
         overlay = Overlay(reader.filename, wal, reader.pragma("page_size"))
-        self._beside = beside
+        self._connector = connector
         self.db = db = overlay.connect(lambda file: file.move(moment, pages))
         try:
             assert overlay.file is not None
@@ -356,11 +356,11 @@ class Writer:
             self._overlay = overlay  # the overlay must live as long as its connection
             db.pragma("cache_size", -WRITER_KIB)
             set_options(db, limits)
-            beside.prepare(db)
+            connector.prepare(db)
             self.capture = Capture(db, limits.changes_bytes)
-            self.ids = beside.ids.twin()
+            self.ids = connector.ids.twin()
             self.ids.register(db)
-            self.executor = beside.executor(db, self.capture, self.ids, limits)
+            self.executor = connector.executor(db, self.capture, self.ids, limits)
             self.executor.analysis_s = ANALYSIS_S
             self.applier = RowApplier(db)
             self.limits = limits
@@ -397,7 +397,7 @@ class Writer:
         """Read the schema, if its version has changed."""
         if version == self._version:
             return
-        tables = Tables(self.db, self._beside.known().tables)
+        tables = Tables(self.db, self._connector.known().tables)
         self.capture.use(tables)
         self.applier.use(tables)
         self.executor.use(tables)

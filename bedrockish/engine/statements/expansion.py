@@ -54,7 +54,7 @@ class TextSize:
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedStatement:
     """A statement: the whole text, and the texts in it that have names."""
 
     whole: TextSize
@@ -76,8 +76,10 @@ class Expansion:
 
     def __init__(self, definitions: Definitions | None = None, known: "Expansion | None" = None) -> None:
         self._definitions = definitions
-        self._parsed: dict[str, list[tuple[Definition, Parsed]]] = {}  # table or view -> the texts that it stands for
-        self._views: dict[str, Parsed] = {}
+        self._parsed: dict[
+            str, list[tuple[Definition, ParsedStatement]]
+        ] = {}  # table or view -> the texts that it stands for
+        self._views: dict[str, ParsedStatement] = {}
         self._columns: dict[str, int] = {}
         self._tables: dict[str, int] = {}
         self._triggers: dict[str, int] = {}  # table or view -> the tokens of all triggers that writing it may fire
@@ -118,21 +120,21 @@ class Expansion:
         names = (*self._tables, *self._columns, *self._triggers)
         self._parts = {max(_QUOTE.split(name), key=len) for name in names}
 
-    def _add_table(self, name: str, table: Parsed) -> None:
+    def _add_table(self, name: str, table: ParsedStatement) -> None:
         sizes = _sizes_of_columns(table.named)
         self._tables[name] = sum(sizes.values())
         for column, size in sizes.items():
             if size > LIGHT:
                 self._columns[column] = max(size, self._columns.get(column, 0))
 
-    def _sizes_of_views(self, views: Mapping[str, Parsed]) -> dict[str, int]:
+    def _sizes_of_views(self, views: Mapping[str, ParsedStatement]) -> dict[str, int]:
         """Return the size of each view after the expansion of the views and tables that it names."""
         found: dict[str, int] = {}
         for name in _after_their_parts(views, lambda one: one.whole.tables):
             found[name] = self._size(views[name], found)
         return found
 
-    def _size(self, parsed: Parsed, views: Mapping[str, int]) -> int:
+    def _size(self, parsed: ParsedStatement, views: Mapping[str, int]) -> int:
         """Return the tokens of a statement after the expansion of the views and tables that it names."""
 
         def size_of(name: str) -> int:
@@ -184,7 +186,7 @@ class Expansion:
             return True
         return any(part in text for part in self._parts)
 
-    def _check_definition(self, parsed: Parsed, sql: str) -> None:
+    def _check_definition(self, parsed: ParsedStatement, sql: str) -> None:
         """Check the size of the table or view that a statement defines, and of the views that name it."""
         if parsed.is_table:
             sizes = _sizes_of_columns(parsed.named)
@@ -302,7 +304,7 @@ class _Frame:
     text: TextSize
 
 
-def parse(sql: str) -> Parsed | None:
+def parse(sql: str) -> ParsedStatement | None:
     """Return the texts in a statement, with sizes and names; None if it cannot be cut into tokens."""
     try:
         return _Parser(walk(sql)).run()
@@ -319,7 +321,7 @@ class _Parser:
         self._closed = ""  # the name before the last closed pair of parentheses
         self._candidate = ""  # the name of the text in parentheses that may open at the next token
 
-    def run(self) -> Parsed:
+    def run(self) -> ParsedStatement:
         head: list[str] = []  # the first words of the statement, without EXPLAIN
         is_table = False
         before, name_before = "", ""
@@ -336,7 +338,7 @@ class _Parser:
             before, name_before = word, name
         while len(self._frames) > 1:
             self._close()
-        return Parsed(self._frames[0].text, self._named, is_table, _defined(head))
+        return ParsedStatement(self._frames[0].text, self._named, is_table, _defined(head))
 
     def _add(self, token: SqlToken, word: str, name: str, before: str, name_before: str, *, is_table: bool) -> None:
         """Add a token to the text of the innermost parentheses."""

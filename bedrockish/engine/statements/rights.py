@@ -43,7 +43,7 @@ ANYBODYS = frozenset(
 _DOES = {READER: "reads", WRITER: "changes rows", OWNER: "changes the schema", ADMIN: "is an admin's"}
 
 
-class Does(Protocol):
+class StatementEffects(Protocol):
     """The effects of a compiled statement, for which its user needs rights."""
 
     sql: str
@@ -61,7 +61,7 @@ class Rights:
     role: int
     tables: Mapping[str, int] = field(default_factory=dict)  # roles for single tables, by their folded names
 
-    def check(self, piece: Does, views: Collection[str] = ()) -> None:
+    def check(self, piece: StatementEffects, views: Collection[str] = ()) -> None:
         """Make sure that the user may run a statement.
 
         Args:
@@ -73,7 +73,7 @@ class Rights:
         if piece.needs > self.role:
             self._check_tables(piece, views)
 
-    def _check_tables(self, piece: Does, views: Collection[str]) -> None:
+    def _check_tables(self, piece: StatementEffects, views: Collection[str]) -> None:
         """Make sure that the roles for single tables cover all tables touched, also by views, triggers and keys."""
         if not self.tables or piece.needs > WRITER:
             raise self.lacks(piece.needs, f"this statement {_DOES[piece.needs]}", sql=piece.sql)

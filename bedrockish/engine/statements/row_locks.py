@@ -32,7 +32,7 @@ LEFT_S = 3.0  # seconds for which a row is left to another node that may want it
 Base = Mapping[str, int]
 
 
-class Others:
+class ForeignTransactions:
     """A node's knowledge of transactions that are not open on it; this base class knows none."""
 
     def is_writing(self, key: bytes, base: Base | None) -> bool:  # noqa: ARG002
@@ -59,7 +59,7 @@ class RowLocks:
 
     def __init__(self, schema: Callable[[], Schema]) -> None:
         self._schema = schema
-        self.others = Others()  # the node's knowledge of other transactions
+        self.others = ForeignTransactions()  # the node's knowledge of other transactions
         self._holders: dict[bytes, str] = {}  # key -> the command of the transaction that has locked it
         # The keys that each transaction has locked, by its command; usually empty.
         self.held: dict[str, list[bytes]] = {}

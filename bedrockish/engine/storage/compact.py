@@ -24,14 +24,14 @@ Heads = dict[str, tuple[int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactResult:
     """The size of the file before and after, in bytes."""
 
     before: int
     after: int
 
 
-def compact(path: Path, prepare: Prepare) -> Compacted:
+def compact(path: Path, prepare: Prepare) -> CompactResult:
     """Rewrite a node's file in its place; return both sizes. The old file stays until the new one is durable.
 
     Args:
@@ -57,7 +57,7 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
             )
         _keep_owner(fresh, before)
         put_in_place(fresh, path)
-        return Compacted(before.st_size, path.stat().st_size)
+        return CompactResult(before.st_size, path.stat().st_size)
     except (apsw.Error, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(

@@ -11,7 +11,7 @@ from bedrockish.engine.storage.wal import Wal
 from bedrockish_journal.storage import schema_history
 
 
-class Publishes(Protocol):
+class PublishedState(Protocol):
     """The memory page that tells other programs on the machine which batches are durable. Any thread may call it."""
 
     def wrote(self, number: int, frames: int, salts: bytes, schema: int, is_log_ending: bool = False) -> None:
@@ -32,9 +32,9 @@ class Publication:
         self.path = db.filename  # the database file, by its absolute path
         self.members = 0  # version of the applied membership
         self._clocks: tuple[int, int | None] | None = None  # from ``schema_history.clocks``; None: to be read
-        self._page: Publishes | None = None
+        self._page: PublishedState | None = None
 
-    def use_page(self, page: Publishes, batch: int, schema: int) -> None:
+    def use_page(self, page: PublishedState, batch: int, schema: int) -> None:
         """Publish to a memory page, too, from now on. All batches up to ``batch``, the last one, must be durable."""
         self._page = page
         self.wrote(batch, schema)

@@ -13,7 +13,7 @@ from typing import Any
 
 import cbor2
 
-from bedrockish.node.cluster.starts import STARTS, Seen, lacks, read_starts
+from bedrockish.node.cluster.starts import STARTS, SeenState, lacks, read_starts
 from bedrockish_journal.model.membership import Membership
 
 PREFIX = "seen:"
@@ -50,7 +50,7 @@ class Incarnations:
     def __init__(self, kept: Mapping[str, Any], keep: Callable[[str, Any], None], *, step: int = STEP) -> None:
         self._keep = keep
         self._step = step
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, SeenState] = {}
         self.refused: dict[str, str] = {}  # the refused nodes, each with the reason
         for name, value in kept.items():
             if isinstance(value, bytes):
@@ -73,7 +73,7 @@ class Incarnations:
         member, store, batches = membership.members.get(node), info.get("store"), info.get("batches")
         if not isinstance(store, str) or not isinstance(batches, int) or member is None:
             return None
-        seen, starts = self._seen.get(node, Seen()), read_starts(info.get(STARTS))
+        seen, starts = self._seen.get(node, SeenState()), read_starts(info.get(STARTS))
         known = member.store or seen.store
         code = reason = ""
         if member.voter and known and store != known:
@@ -92,7 +92,7 @@ class Incarnations:
             self.refused.pop(node, None)
             if not member.voter:
                 self._seen.pop(node, None)
-            self._learn(node, Seen(store, batches, starts[-1][0] if starts else b""))
+            self._learn(node, SeenState(store, batches, starts[-1][0] if starts else b""))
             return None
         reason += (
             f", so it has forgotten promises; stop it, run 'bedrockish member replace URL {node} NEW', and "
@@ -103,15 +103,15 @@ class Incarnations:
 
     def learn(self, node: str, store: str, batches: int) -> None:
         """Record the id of a peer's file and its number of batches, which the connected peer has reported."""
-        seen = self._seen.get(node, Seen())
-        self._learn(node, Seen(store, batches, seen.start if store == seen.store else b""))
+        seen = self._seen.get(node, SeenState())
+        self._learn(node, SeenState(store, batches, seen.start if store == seen.store else b""))
 
-    def _learn(self, node: str, new: Seen) -> None:
-        seen = self._seen.get(node, Seen())
+    def _learn(self, node: str, new: SeenState) -> None:
+        seen = self._seen.get(node, SeenState())
         if new.store == seen.store and (new.batches < seen.batches or new == seen):
             return
         self._seen[node] = new
-        durable = self._durable.get(node, Seen(batches=-self._step))
+        durable = self._durable.get(node, SeenState(batches=-self._step))
         same = (new.store, new.start) == (durable.store, durable.start)
         if not same or new.batches >= durable.batches + self._step:
             self._write(node)
@@ -152,11 +152,11 @@ def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: i
         return ""
     if start == starts[-1][0] and seen > batches:
         return f"it has been told of {seen} batches of this very process, which has written {batches}"
-    if not lacks(starts, batches, Seen(str(store), seen, start)):
+    if not lacks(starts, batches, SeenState(str(store), seen, start)):
         return f"our file has all of the {seen} batches that it has seen"
     return ""
 
 
-def read_seen(kept: bytes) -> Seen:
+def read_seen(kept: bytes) -> SeenState:
     """Decode the kept state of a peer's file; a state that an earlier release kept has no start."""
-    return Seen(*cbor2.loads(kept))
+    return SeenState(*cbor2.loads(kept))

@@ -18,7 +18,7 @@ Start = tuple[bytes, int]  # the id of a start, and the number of batches in the
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenState:
     """The state of a file as another node has last seen it."""
 
     store: str = ""  # random id of the file; empty if none was seen
@@ -41,7 +41,7 @@ def read_starts(told: object) -> list[Start]:
     return found
 
 
-def lacks(starts: Sequence[Start], batches: int, seen: Seen) -> bool:
+def lacks(starts: Sequence[Start], batches: int, seen: SeenState) -> bool:
     """Return whether a file with these starts and batches lacks batches that were seen in it.
 
     A file that was last seen before its oldest kept start cannot be checked, and is accepted.

@@ -25,7 +25,7 @@ from bedrockish.engine.storage.system_tables import ALARM, BLOCKED, VOID
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, UnavailableError, UsageError
 from bedrockish.node.cluster.join import calls, download
 from bedrockish.node.repair.scrubber import Scrubber, peer_calls
-from bedrockish.node.repair.verdict import COMMITTED, ROLLED_BACK, UNKNOWN, Ruling, Verdict, Word, judge
+from bedrockish.node.repair.verdict import COMMITTED, ROLLED_BACK, UNKNOWN, MemberAnswer, Ruling, Verdict, judge
 from bedrockish.node.repair.verdict import VOID as VOIDED
 from bedrockish.node.scheduling.durability import Durable
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
@@ -230,15 +230,15 @@ class Healer:
             why = f"{txid}, which does not fit at node {self._core.state.me}, is applied at {', '.join(fits)}"
             self._restart(DamagedError(why, table="", txid=str(txid)))
 
-    async def _ask(self, txid: Txid) -> tuple[dict[str, Word], list[str]]:
+    async def _ask(self, txid: Txid) -> tuple[dict[str, MemberAnswer], list[str]]:
         """Ask all other members about a transaction; return their answers, and the names of the silent members."""
         others = list(self._core.state.roster.peers)
-        words: dict[str, Word] = {}
+        words: dict[str, MemberAnswer] = {}
         async with peer_calls(self._core, self._config, self._entry(), others) as links:
             for node, call in links.items():
                 try:
                     told = await call({"do": "entry", "txid": str(txid)})
-                    words[node] = Word(Mode(told["mode"]), str(told["outcome"]), told.get("blocked") is True)
+                    words[node] = MemberAnswer(Mode(told["mode"]), str(told["outcome"]), told.get("blocked") is True)
                 except (BedrockishError, KeyError, ValueError, TypeError) as error:
                     logger.info("%s does not report its facts about %s: %s", node, txid, error)
         return words, [node for node in others if node not in words]
@@ -247,7 +247,7 @@ class Healer:
         """Return the verdict on this node's tables, and the report of the comparison with other nodes, if any."""
         state, txid = self._core.state, self._txid
         details = state.health.alarms[DAMAGED_TABLES].details
-        words: dict[str, Word] = {}
+        words: dict[str, MemberAnswer] = {}
         silent: list[str] = []
         own = UNKNOWN
         if txid is None and "entry" in details:

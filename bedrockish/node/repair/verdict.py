@@ -23,7 +23,7 @@ class Ruling(Enum):
 
 
 @value
-class Word:
+class MemberAnswer:
     """A member's answer about the entry."""
 
     mode: Mode  # the mode of that member
@@ -49,7 +49,7 @@ class Verdict:
 def judge(
     entry: str,  # the entry that cannot be applied here, for people; empty if rows were found to differ
     own: str,  # the entry's outcome as this node knows it
-    words: Mapping[str, Word],  # the answers of the other members
+    words: Mapping[str, MemberAnswer],  # the answers of the other members
     silent: Collection[str],  # the other members that do not answer
     # Whether the tables here equal those of a majority of the members, or of the journal; None: unknown.
     agrees: bool | None,

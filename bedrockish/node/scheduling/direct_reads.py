@@ -75,7 +75,7 @@ class DirectReads:
         self._node, self._engine, self._start = node, node.engine, start
         self._me = node.core.state.me
         self._budget_s = node.config.limits.loop_ms_max / 1000
-        self._reads = CommittedReads(node.engine.beside())
+        self._reads = CommittedReads(node.engine.connector())
         self.base: Vector = {}  # the state from which the last read was answered
         self.schema = 0  # the version of the schema in that state
         self._until = self._ended = 0.0  # when the present turn of the reads ends, and when the last read ended

@@ -23,7 +23,7 @@ class BatchStage(Enum):
     SYNCING = "a sync runs; the open batch gathers what shares the next one"
 
 
-class Output(Protocol):
+class GateOutput(Protocol):
     """The parts of a node that the gate needs."""
 
     @property
@@ -56,7 +56,7 @@ class DurabilityGate:
         node: writes into the open batch, and has output.
     """
 
-    def __init__(self, node: Output, engine: Engine, boundary: Boundary) -> None:
+    def __init__(self, node: GateOutput, engine: Engine, boundary: Boundary) -> None:
         self._node, self._engine, self._boundary = node, engine, boundary
         self.stage = BatchStage.GATHERING  # the stage of the batches
         self.kept = HeldOutput()  # the output that waits for the open batch

@@ -46,7 +46,7 @@ class ReadsBeside:
     def __init__(self, node: ServingBeside, asked: FairQueue[Submitted]) -> None:
         self._node, self._engine, self._asked = node, node.engine, asked
         self._budget_s = node.config.limits.loop_ms_max / 1000
-        self._reads = CommittedReads(node.engine.beside())
+        self._reads = CommittedReads(node.engine.connector())
         self._wanted = trio.Event()
         self._waiting: set[int] = set()  # requests that wait until the writer is back
         # Answers that wait for a batch to be durable, each with the number of the batch.

@@ -38,7 +38,7 @@ class Statistics:
 
 
 @value
-class Ran:
+class AnsweredRequest:
     """The facts of a request that was answered."""
 
     took_s: float  # seconds from its arrival to its answer
@@ -68,7 +68,7 @@ class StatementStatistics:
         self._found: dict[str, Statistics] = {}
         self.forgotten = 0  # number of texts whose statistics were dropped
 
-    def note(self, texts: Sequence[str], ran: Ran) -> None:
+    def note(self, texts: Sequence[str], ran: AnsweredRequest) -> None:
         """Count a request that was answered."""
         sent = tuple(texts[: TOGETHER_MAX + 1])
         one = self._sent.get(hash(sent))
@@ -99,12 +99,14 @@ class StatementStatistics:
         if request.change is not None or not (asked or commits):
             return
         if isinstance(answer, Answer):
-            ran = Ran(took_s, False, False, answer.attempts, len(answer.results), request.user, request.trace)
+            ran = AnsweredRequest(
+                took_s, False, False, answer.attempts, len(answer.results), request.user, request.trace
+            )
         else:
-            ran = Ran(took_s, True, is_refused(answer), user=request.user, trace=request.trace)
+            ran = AnsweredRequest(took_s, True, is_refused(answer), user=request.user, trace=request.trace)
         self.note(request.texts, ran)
 
-    def _log(self, sent: tuple[str, ...], ran: Ran) -> None:
+    def _log(self, sent: tuple[str, ...], ran: AnsweredRequest) -> None:
         whose = f", of {ran.user}" if ran.user else ""
         how = "failed" if ran.failed else f"{ran.result_bytes} bytes of results"
         fields = {
@@ -122,7 +124,7 @@ class StatementStatistics:
             extra={"fields": fields},
         )
 
-    def _learn(self, sent: tuple[str, ...], ran: Ran) -> Statistics:
+    def _learn(self, sent: tuple[str, ...], ran: AnsweredRequest) -> Statistics:
         name = _shown(sent, ran)
         one = self._found.get(name)
         if one is None:
@@ -176,5 +178,5 @@ class StatementStatistics:
         self._sent.clear()
 
 
-def _shown(texts: Sequence[str], ran: Ran) -> str:
+def _shown(texts: Sequence[str], ran: AnsweredRequest) -> str:
     return REFUSED if ran.refused else name_of(texts)

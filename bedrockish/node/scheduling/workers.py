@@ -307,7 +307,7 @@ class WorkerPool:
 
     def _has_memory(self) -> bool:
         """Return whether there is memory for the largest result of each running job and of one more job."""
-        limits = self._engine.beside().limits
+        limits = self._engine.connector().limits
         each = 2 * limits.result_bytes  # a result is in memory twice: as rows, and encoded
         return limits.memory.taken + (len(self._running) + 1) * each <= limits.memory.max_bytes
 
@@ -321,7 +321,7 @@ class WorkerPool:
             return
         try:
             engine.memory.check_large()  # a job in a worker may use much memory
-            workspace = self._free.pop() if self._free else Workspace(engine.beside())
+            workspace = self._free.pop() if self._free else Workspace(engine.connector())
             workspace.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         except Exception as error:  # a lack of room for a connection or a thread fails this job alone
             self._refuse(job, workspace, error)
@@ -391,7 +391,7 @@ class WorkerPool:
 
     @property
     def _budget_s(self) -> float:
-        return self._engine.beside().limits.budget_s
+        return self._engine.connector().limits.budget_s
 
     def _finish_job(self, job: Job, found: Any) -> None:
         if self._jobs.get(job.key) is job:

@@ -1,11 +1,11 @@
 """The core's answers to ``skip_locked()`` about transactions that are not open at this node."""
 
 from bedrockish.core.state.state import State
-from bedrockish.engine.statements.row_locks import Base, Others
+from bedrockish.engine.statements.row_locks import Base, ForeignTransactions
 from bedrockish_journal.model.access_set import AccessSet
 
 
-class ContestedRows(Others):
+class ContestedRows(ForeignTransactions):
     """Tells ``skip_locked()``, by the state of the core, which keys other transactions write."""
 
     def __init__(self, state: State) -> None:

@@ -47,7 +47,7 @@ class SchemaTransactions:
                 f"{len(self._open)} transactions change the schema at this node now, which is its limit; try again"
             )
         before, was_over = work.workspace, work.over
-        draft = Draft(self._lending.engine.beside(), work.user)
+        draft = Draft(self._lending.engine.connector(), work.user)
         self._open.add(work)
         try:
             await self._lending.begin(work, draft, partial(self._take_copy, work, draft))

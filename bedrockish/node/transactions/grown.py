@@ -60,7 +60,7 @@ class GrownTransactions:
             if not has_room(GROWN_MAX, (one.caller for one in self._open if not one.is_closed), caller):
                 raise UnavailableError("no workspace is free for a transaction of many rows")
             engine.memory.check_large()
-            place = Workspace(engine.beside())
+            place = Workspace(engine.connector())
         except UnavailableError:
             self._put_off(work)
             return None

@@ -61,7 +61,7 @@ from bedrockish.node.scheduling.builds import Builds
 from bedrockish.node.scheduling.durability import Durable, Submit
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
-from bedrockish.node.scheduling.statement_statistics import Ran
+from bedrockish.node.scheduling.statement_statistics import AnsweredRequest
 from bedrockish.node.scheduling.workers import WorkerPool, leaving
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
@@ -125,14 +125,14 @@ class Transactions:
         self._schema_transactions = SchemaTransactions(lending)
         self._temporary = TemporaryObjects(lending, workers, bounds)
         self._grown = GrownTransactions(lending, core, workers)
-        lease = lambda *asked: engine.beside().ids.lease(self._interactive.parts.db, *asked)  # noqa: E731
+        lease = lambda *asked: engine.connector().ids.lease(self._interactive.parts.db, *asked)  # noqa: E731
         self.programs = Programs(engine, core, submit, submission, durable, lease)
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
         self._open: dict[str, OpenTransaction] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._is_closed = False
         self.is_leaving = False  # whether new transactions and streams are refused
-        self.on_ran: Callable[[Sequence[str], Ran], None] = lambda _texts, _ran: None
+        self.on_ran: Callable[[Sequence[str], AnsweredRequest], None] = lambda _texts, _ran: None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -230,7 +230,7 @@ class Transactions:
         """
         return await steps.run(self._handle(owner, op, request))
 
-    def begin(self, owner: object, op: str, request: Request) -> Answer | steps.Rest[Answer]:
+    def begin(self, owner: object, op: str, request: Request) -> Answer | steps.RemainingSteps[Answer]:
         """Do one operation, as ``handle`` does, up to the first wait.
 
         Return the answer; or the rest of the operation, if it has to wait.
@@ -482,7 +482,8 @@ class Transactions:
             took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
             is_failed = failed is not None
             refused = failed is not None and is_refused(failed)
-            self.on_ran(request.texts, Ran(took_s, is_failed, refused, 1, size, request.user, request.trace))
+            ran = AnsweredRequest(took_s, is_failed, refused, 1, size, request.user, request.trace)
+            self.on_ran(request.texts, ran)
         if failed is not None:
             raise failed
         encoded = encode_in_steps(results, self._bounds.result_bytes_max - room, by_column=request.by_column)

@@ -121,7 +121,7 @@ class Programs:
         """The voters that commit for this node, if it cannot do so itself."""
         return None if self._core.state.roster.is_voter(self._core.state.me) else self._voters
 
-    def begin(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | steps.Rest[Answer]:
+    def begin(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | steps.RemainingSteps[Answer]:
         """Commit a transaction that a program has executed; ``is_nodes``: whether a learner sends it for its program.
 
         Return the answer; or the rest of the operation, if it has to wait.
@@ -159,7 +159,7 @@ class Programs:
 
     def _check(self, prepared: Prepared, request: Request) -> Prepared:
         engine = self._engine
-        known, rights = engine.beside().known(), engine.access.of(request.user)
+        known, rights = engine.connector().known(), engine.access.of(request.user)
         check_prepared(prepared, engine.applied, known, rights, engine.entries.decode)
         return prepared
 
@@ -199,7 +199,7 @@ class Programs:
         """
         table, above, count, back = (asked.get(name) for name in ("table", "above", "count", "back"))
         if isinstance(table, str) and isinstance(back, list) and all(type(one) is int for one in back):
-            self._engine.beside().ids.take_back(table, back[:LEASE_MAX])
+            self._engine.connector().ids.take_back(table, back[:LEASE_MAX])
             return {}
         if not isinstance(table, str) or type(above) is not int or type(count) is not int or not 0 < count <= LEASE_MAX:
             raise UsageError(f"a lease names a table, the id above which it begins, and 1 to {LEASE_MAX} ids")

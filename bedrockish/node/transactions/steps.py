@@ -45,7 +45,7 @@ class Submissions(Protocol):
         """Return the submission of a request that ``prepare`` executes, with the same result each time."""
 
 
-class Rest(Generic[T]):
+class RemainingSteps(Generic[T]):
     """The steps of an operation from its first wait on."""
 
     def __init__(self, steps: Steps[T], wanted: Wanted) -> None:
@@ -71,7 +71,9 @@ class Rest(Generic[T]):
                     found: T = end.value
                     return found
 
-    def run_without_task(self, done: Callable[[T | Exception], None], start_task: Callable[["Rest[T]"], None]) -> None:
+    def run_without_task(
+        self, done: Callable[[T | Exception], None], start_task: Callable[["RemainingSteps[T]"], None]
+    ) -> None:
         """Run the rest to its end, resumed by the core's answers, and pass ``done`` its result or its error.
 
         If the steps wait for anything but the core, call ``start_task`` with the remaining steps in place of ``done``.
@@ -84,7 +86,7 @@ class Rest(Generic[T]):
     def _resume(
         self,
         done: Callable[[T | Exception], None],
-        start_task: Callable[["Rest[T]"], None],
+        start_task: Callable[["RemainingSteps[T]"], None],
         answer: Answer | BedrockishError,
     ) -> None:
         steps = self._steps
@@ -104,7 +106,7 @@ def wait(wanted: Callable[[], Awaitable[T]]) -> Steps[T]:
     return found
 
 
-def begin(steps: Steps[T]) -> T | Rest[T]:
+def begin(steps: Steps[T]) -> T | RemainingSteps[T]:
     """Run steps up to the first wait; return their result, or the rest of them.
 
     Raises:
@@ -115,7 +117,7 @@ def begin(steps: Steps[T]) -> T | Rest[T]:
     except StopIteration as end:
         found: T = end.value
         return found
-    return Rest(steps, wanted)
+    return RemainingSteps(steps, wanted)
 
 
 async def run(steps: Steps[T]) -> T:
@@ -125,4 +127,4 @@ async def run(steps: Steps[T]) -> T:
         Exception: any exception of the steps.
     """
     found = begin(steps)
-    return await found() if isinstance(found, Rest) else found
+    return await found() if isinstance(found, RemainingSteps) else found

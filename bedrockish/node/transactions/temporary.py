@@ -171,7 +171,7 @@ class TemporaryObjects:
                 f"{mine} sessions with TEMP objects on this link and {len(self._held)} at this node: its limit is "
                 f"{most} (temporary_max), a quarter of them on one link, and {RULE}: close some"
             )
-        workspace = TemporaryWorkspace(self._lending.engine.beside(), self._bounds.temporary_bytes_max)
+        workspace = TemporaryWorkspace(self._lending.engine.connector(), self._bounds.temporary_bytes_max)
         made = _Held(owner, caller, workspace, time.monotonic())
         self._held[name.removeprefix(FRESH)] = made
         return made

@@ -17,7 +17,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.interfaces import Lends
+from bedrockish.engine.execution.interfaces import WriterLender
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import ConflictError, UsageError
@@ -32,7 +32,7 @@ from bedrockish_journal.model.vector import Vector, covers
 SUFFIX, ID_MAX = "+level", 200  # the end of a question's command id, and the most characters of such an id
 
 
-async def reach_level(submit: Submit, engine: Lends, request: Request) -> None:
+async def reach_level(submit: Submit, engine: WriterLender, request: Request) -> None:
     """Wait until this node has applied every commit that was acknowledged before the call.
 
     Raises:

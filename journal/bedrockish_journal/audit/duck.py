@@ -12,7 +12,7 @@ from bedrockish_journal.audit.facts import FACTS, HELD
 from bedrockish_journal.audit.naming import named
 from bedrockish_journal.audit.queries import QUERIES, question
 from bedrockish_journal.audit.reading import Progress, Reader
-from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding, Unseen, counted, finding
+from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding, UncheckedLaws, counted, finding
 from bedrockish_journal.audit.views import DUCKDB, views
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.laws import LAWS
@@ -29,7 +29,7 @@ def run_audits(
     # Called now and then with a node, the number of its entries read so far, and an estimate of their total.
     progress: Progress | None = None,
     laws: frozenset[str] = frozenset(QUERIES),  # the laws to check
-) -> Iterator[AuditExtent | LawOutcome | Unseen]:
+) -> Iterator[AuditExtent | LawOutcome | UncheckedLaws]:
     """Yield the counts of the input, then the outcome of each law, then the laws that were not checked.
 
     Raises:
@@ -62,7 +62,7 @@ def run_audits(
         if str(error) == INTERRUPTED:
             raise KeyboardInterrupt from error
         raise
-    yield Unseen(reader.unseen)
+    yield UncheckedLaws(reader.unseen)
 
 
 def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:

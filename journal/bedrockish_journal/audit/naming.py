@@ -17,7 +17,7 @@ from bedrockish_journal.spark.export.manifest import files_of, read_manifest
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
 from bedrockish_journal.spark.source.feeds import OpenJournal, open_feed
 from bedrockish_journal.spark.source.inputs import Inputs
-from bedrockish_journal.spark.source.plans import Wanted
+from bedrockish_journal.spark.source.plans import WantedEntries
 
 MOST = 100  # most findings of an audit that are looked up
 Row = tuple[str, str, str | None]  # transaction, table, key
@@ -74,7 +74,7 @@ def _stored(feed: OpenJournal, leader: str, tick: int) -> Iterator[Row]:
     feed.context.skip = True
     changes = ChangeRows(feed.context, {name: CHANGES[name] for name in ("txid", "table", "pk", "rowid")})
     try:
-        for stored in list(feed.scan([(leader, tick, tick)], Wanted())):
+        for stored in list(feed.scan([(leader, tick, tick)], WantedEntries())):
             changes.add(stored)
             if stored.kind != ROWS:
                 yield f"{stored.origin}-{stored.clock:x}", "", None

@@ -9,7 +9,7 @@ from bedrockish_journal.audit.facts import FACTS, facts_of
 from bedrockish_journal.audit.naming import named
 from bedrockish_journal.audit.queries import QUERIES, question
 from bedrockish_journal.audit.reading import TABLES, Reader
-from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding, Unseen, counted, finding
+from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding, UncheckedLaws, counted, finding
 from bedrockish_journal.audit.views import SPARK, views
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.laws import LAWS
@@ -25,7 +25,7 @@ _OURS = re.compile(r"\bbedrockish\w*\.[\w.]*Error: (.+)")  # an error of this pa
 _STORED = "node leader origin txid command kind seq tick clock repeat prev hash label body"
 
 
-def run_audits(paths: list[str], limit: int) -> Iterator[AuditExtent | LawOutcome | Unseen]:
+def run_audits(paths: list[str], limit: int) -> Iterator[AuditExtent | LawOutcome | UncheckedLaws]:
     """Yield the counts of the input, then the outcome of each law, then the laws that were not checked.
 
     Spark is stopped at the end.
@@ -52,7 +52,7 @@ def run_audits(paths: list[str], limit: int) -> Iterator[AuditExtent | LawOutcom
         spark.stop()
 
 
-def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[AuditExtent | LawOutcome | Unseen]:
+def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[AuditExtent | LawOutcome | UncheckedLaws]:
     """Yield the results of ``run_audits``, in a session that stays open."""
     reader = Reader(inputs)
     kept = _load(spark, inputs, reader)
@@ -70,7 +70,7 @@ def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[Aud
     finally:
         for frame in kept:
             frame.unpersist()
-    yield Unseen(reader.unseen)
+    yield UncheckedLaws(reader.unseen)
 
 
 def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFrame]":

@@ -14,7 +14,7 @@ from bedrockish_journal.model.rights import greatest
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
 from bedrockish_journal.spark.source.feeds import OpenJournal, hides_members, is_url, open_feed
 from bedrockish_journal.spark.source.inputs import Inputs
-from bedrockish_journal.spark.source.plans import NO_LIMITS, Wanted, bounds, plan
+from bedrockish_journal.spark.source.plans import NO_LIMITS, WantedEntries, bounds, plan
 from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
 from bedrockish_journal.storage.row import JournalRow
 
@@ -157,7 +157,7 @@ class Reader:
         with open_feed(self.inputs.files[node]) as feed:
             self._expected[node] = sum(high - low + 1 for low, high in bounds(feed.ask).values())
             for spans in plan(feed.ask, NO_LIMITS, None):
-                yield from feed.scan(spans, Wanted())
+                yield from feed.scan(spans, WantedEntries())
 
     def _begin(self, node: str, feed: OpenJournal, path: str) -> None:
         rows, beginning = self.kept.rows, feed.context.beginning

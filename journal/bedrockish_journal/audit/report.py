@@ -45,7 +45,7 @@ class LawOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class UncheckedLaws:
     """The laws that were not checked, or not completely, each with the missing input."""
 
     laws: dict[str, str] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from bedrockish_journal.model.vector import Vector, covers
 Place = tuple[str, int]
 
 
-class Placed(Protocol):
+class PlacedEntry(Protocol):
     """The attributes of an entry that decide its order."""
 
     @property
@@ -32,10 +32,10 @@ class Placed(Protocol):
         """The vector that has to be applied before the entry."""
 
 
-P = TypeVar("P", bound=Placed)
+P = TypeVar("P", bound=PlacedEntry)
 
 
-def may_apply(entry: Placed, applied: Vector) -> bool:
+def may_apply(entry: PlacedEntry, applied: Vector) -> bool:
     """Return whether an entry may be the next on a node that has applied ``applied``."""
     leader, tick = entry.place
     return applied.get(leader, 0) == tick - 1 and covers(applied, entry.after)

@@ -74,7 +74,7 @@ class ReplayReport:
     clock: int  # the greatest clock in the result
 
 
-class Sourced(NamedTuple):
+class SourcedEntry(NamedTuple):
     """An entry and the path of the journal from which it was read."""
 
     entry: Entry
@@ -153,7 +153,7 @@ def _owner(sources: Sequence[Source], path: str) -> str:
     return str(next((read_meta(db, "node") for name, db in sources if name == path), None) or path)
 
 
-def _journal_order(sources: list[Source]) -> Iterator[Sourced]:
+def _journal_order(sources: list[Source]) -> Iterator[SourcedEntry]:
     path, db = sources[0]
     done: dict[str, int] = {}
     for entry in scan(db):
@@ -161,19 +161,19 @@ def _journal_order(sources: list[Source]) -> Iterator[Sourced]:
             node = _owner(sources, path)
             raise ReplayMismatchError(node, entry.place, None, None, "the entry is before an entry on which it depends")
         done[entry.leader] = entry.tick
-        yield Sourced(entry, path)
+        yield SourcedEntry(entry, path)
     yield from interleave(_timelines(sources, done), lambda: 0.0, done)
 
 
-def _timelines(sources: list[Source], start: Vector) -> dict[str, Iterator[Sourced]]:
+def _timelines(sources: list[Source], start: Vector) -> dict[str, Iterator[SourcedEntry]]:
     leaders = sorted({leader for _, db in sources for leader in applied(db)})
     return {leader: _timeline(sources, leader, start.get(leader, 0) + 1) for leader in leaders}
 
 
-def _timeline(sources: list[Source], leader: str, first_tick: int) -> Iterator[Sourced]:
+def _timeline(sources: list[Source], leader: str, first_tick: int) -> Iterator[SourcedEntry]:
     """Yield each entry of a timeline once, merged from all journals."""
     streams = [_read(path, db, leader, first_tick) for path, db in sources]
-    last: Sourced | None = None
+    last: SourcedEntry | None = None
     for tick, place, sourced in heapq.merge(*streams, key=lambda found: found[0]):
         assert place == leader
         if last is not None and last.entry.tick == tick:
@@ -184,9 +184,9 @@ def _timeline(sources: list[Source], leader: str, first_tick: int) -> Iterator[S
         yield sourced
 
 
-def _read(path: str, db: apsw.Connection, leader: str, first_tick: int) -> Iterator[tuple[int, str, Sourced]]:
+def _read(path: str, db: apsw.Connection, leader: str, first_tick: int) -> Iterator[tuple[int, str, SourcedEntry]]:
     for entry in scan_timeline(db, leader, first_tick):
-        yield entry.tick, entry.leader, Sourced(entry, path)
+        yield entry.tick, entry.leader, SourcedEntry(entry, path)
 
 
 def _rebuild(
@@ -194,7 +194,7 @@ def _rebuild(
     sources: list[Source],
     beginning: Beginning,
     until: Moment | None,
-    entries: Iterator[Sourced],
+    entries: Iterator[SourcedEntry],
     progress: Callable[[int], None] | None,
     prepare: Prepare | None,
 ) -> "_Rebuild":
@@ -264,12 +264,12 @@ class _Rebuild:
         self.applied, self.clock, self.digest = beginning.applied, beginning.latest, ""
         self.seen = {txid for txid in self.adopted if beginning.has_seen(txid)}
         # The schema change that is committed and not yet in force.
-        self.waiting: Sourced | None = None
+        self.waiting: SourcedEntry | None = None
         if beginning.waiting is not None and beginning.source is not None:
-            self.waiting = Sourced(beginning.waiting, beginning.source[0])
+            self.waiting = SourcedEntry(beginning.waiting, beginning.source[0])
         self.entries = self.repeats = self.changes = self.statements = self.later = 0
 
-    def take(self, sourced: Sourced) -> None:
+    def take(self, sourced: SourcedEntry) -> None:
         entry = sourced.entry
         _, head = self.heads.get(entry.leader, (0, GENESIS))
         if entry.prev != head:
@@ -296,7 +296,7 @@ class _Rebuild:
         elif entry.transaction.kind == SCHEMA:
             self._schema(sourced)
 
-    def _rows(self, sourced: Sourced) -> None:
+    def _rows(self, sourced: SourcedEntry) -> None:
         for change in decode_changes(sourced.entry.transaction.changes):
             try:
                 self.applier.apply(change)
@@ -306,7 +306,7 @@ class _Rebuild:
                 raise self._mismatch(sourced, change.table, key, str(error)) from error
             self.changes += 1
 
-    def _schema(self, sourced: Sourced) -> None:
+    def _schema(self, sourced: SourcedEntry) -> None:
         steps = decode_steps(sourced.entry.transaction.changes)
         self.statements += len(steps)
         if sourced.entry.transaction.activates:
@@ -320,12 +320,12 @@ class _Rebuild:
             why = f"SQLite refuses the schema change {'; '.join(step.sql for step in steps)!r}: {failure}"
             raise self._mismatch(sourced, None, None, why)
 
-    def _activate(self, sourced: Sourced) -> None:
+    def _activate(self, sourced: SourcedEntry) -> None:
         """Activate a schema change; a change that the data forbids has no effect, as on the nodes."""
         self.waiting = None
         self._run(sourced, decode_steps(sourced.entry.transaction.changes))
 
-    def _run(self, sourced: Sourced, steps: Sequence[SchemaStep]) -> str:
+    def _run(self, sourced: SourcedEntry, steps: Sequence[SchemaStep]) -> str:
         switch(self.db, on=True)
         try:
             if any(step.told for step in steps):  # such a statement may query a full-text index
@@ -338,7 +338,7 @@ class _Rebuild:
             switch(self.db, on=False)
             self.applier.forget()
 
-    def _mismatch(self, sourced: Sourced, table: str | None, key: str | None, why: str) -> ReplayMismatchError:
+    def _mismatch(self, sourced: SourcedEntry, table: str | None, key: str | None, why: str) -> ReplayMismatchError:
         return ReplayMismatchError(_owner(self._sources, sourced.path), sourced.place, table, key, why)
 
     def report(self, target: str) -> ReplayReport:

@@ -31,7 +31,7 @@ from bedrockish_journal.spark.source.builders import Builder
 from bedrockish_journal.spark.source.columns import batch
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.feeds import OpenJournal
-from bedrockish_journal.spark.source.plans import Span, Wanted, advance, cut, spans_between
+from bedrockish_journal.spark.source.plans import Span, WantedEntries, advance, cut, spans_between
 from bedrockish_journal.spark.source.reading import rows_before
 from bedrockish_journal.spark.source.tables import TABLES
 from bedrockish_journal.storage.row import JournalRow
@@ -119,7 +119,7 @@ def write_aside(feed: OpenJournal, span: Span, directory: str) -> WrittenRange:
     last: JournalRow | None = None
     first_prev = GENESIS
     try:
-        with closing(feed.scan([span], Wanted(whole=True))) as rows:
+        with closing(feed.scan([span], WantedEntries(whole=True))) as rows:
             while chunk := list(islice(rows, ENTRIES_AT_ONCE)):
                 for row in chunk:
                     if last is None:

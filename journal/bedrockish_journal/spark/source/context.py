@@ -41,7 +41,7 @@ class Context:
     cluster: str = ""  # the id of the cluster; empty if the journal does not tell it
     keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
     _row: JournalRow | None = None
-    _decoded: "Decoded | EntryMalformedError | None" = None
+    _decoded: "DecodedEntry | EntryMalformedError | None" = None
     _packed_row: JournalRow | None = None
     _packed: list[Any] = field(default_factory=list)
 
@@ -69,13 +69,13 @@ class Context:
             self._packed_row, self._packed = row, packed
         return self._packed[place]
 
-    def decoded(self, row: JournalRow) -> "Decoded | EntryMalformedError":
+    def decoded(self, row: JournalRow) -> "DecodedEntry | EntryMalformedError":
         """Return a decoded entry, or the error; cached, because several tables may ask for the same row in turn."""
         if self._row is not row or self._decoded is None:
             self._row = row
             try:
                 prev_bytes = len(row.prev) if type(row.prev) is bytes else 0
-                self._decoded = Decoded(*decode_parts(prev_bytes, row.label, row.body))
+                self._decoded = DecodedEntry(*decode_parts(prev_bytes, row.label, row.body))
             except EntryMalformedError as error:
                 self._decoded = error
         return self._decoded
@@ -134,7 +134,7 @@ class Context:
         return found
 
 
-class Decoded(NamedTuple):
+class DecodedEntry(NamedTuple):
     """A decoded entry. Its hash is not computed here, because Spark computes it from the bytes."""
 
     label: Label

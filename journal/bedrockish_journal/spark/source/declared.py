@@ -33,7 +33,7 @@ _TABLES = f"SELECT name FROM sqlite_master WHERE type = 'table' AND {is_users()}
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredTable:
     """The declarations of a table in all versions of the schema."""
 
     table: str  # the table's name
@@ -41,7 +41,7 @@ class Declared:
     keys: tuple[tuple[str, ...], ...]  # the columns of each primary key of any version, the last first
 
 
-def declared(feeds: Iterable[OpenJournal], table: str) -> Declared:
+def declared(feeds: Iterable[OpenJournal], table: str) -> DeclaredTable:
     """Return the declarations of a table in some journals of one cluster.
 
     Raises:
@@ -67,7 +67,7 @@ def declared(feeds: Iterable[OpenJournal], table: str) -> Declared:
             ", ".join(paths),
             f"{', '.join(paths)}: there is no table {table!r}, and none was; there are {', '.join(sorted(tables))}",
         )
-    return Declared(table, types, tuple(reversed(keys)))
+    return DeclaredTable(table, types, tuple(reversed(keys)))
 
 
 def _versions(feed: OpenJournal, table: str) -> Iterator[list[tuple[str, str, int]]]:

@@ -11,7 +11,7 @@ from bedrockish_journal.model.errors import FileMissingError, JournalError
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.files import open_file_feed
-from bedrockish_journal.spark.source.plans import Ask, Span, Wanted, bounds
+from bedrockish_journal.spark.source.plans import Ask, Span, WantedEntries, bounds
 from bedrockish_journal.storage.row import JournalRow
 
 Access = Mapping[str, str]
@@ -31,7 +31,7 @@ class OpenJournal(Protocol):
     def ask(self) -> Ask:
         """Runs a query on the journal, and returns the rows."""
 
-    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[JournalRow]:
+    def scan(self, spans: Sequence[Span], wanted: WantedEntries) -> Generator[JournalRow]:
         """Yield the wanted entries of some ranges, by timeline and tick.
 
         Raises:

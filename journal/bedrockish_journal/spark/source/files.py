@@ -22,7 +22,7 @@ from bedrockish_journal.model.errors import (
 )
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
-from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, Wanted, check_held
+from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, WantedEntries, check_held
 from bedrockish_journal.storage.definitions import columns_asked
 from bedrockish_journal.storage.packing import install
 from bedrockish_journal.storage.row import JournalRow
@@ -117,7 +117,7 @@ class FileFeed:
     def _primary_key(self, table: str) -> list[str]:
         return [name for (name,) in columns_asked(self._db, PRIMARY_KEY, (table,))]
 
-    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[JournalRow]:
+    def scan(self, spans: Sequence[Span], wanted: WantedEntries) -> Generator[JournalRow]:
         """Yield entries as ``Feed.scan`` does, with one snapshot for each range."""
         query, values = wanted.query
         for span in spans:

@@ -18,7 +18,7 @@ from bedrockish.errors import ConfigError, TooLargeError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
-from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, Wanted, check_held
+from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, WantedEntries, check_held
 from bedrockish_journal.storage.row import JournalRow
 
 PAGE_BYTES = 1 << 20
@@ -70,7 +70,7 @@ class NodeFeed:
         time.sleep(min(time.monotonic() - begun, SLEEP_MAX_S))
         return [one.rows for one in found]
 
-    def _one_by_one(self, span: Span, wanted: Wanted) -> Iterator[JournalRow]:
+    def _one_by_one(self, span: Span, wanted: WantedEntries) -> Iterator[JournalRow]:
         """Yield the entries of a page that is too large for one result, by streams, which have no such bound.
 
         The bytes of an entry are read by a statement of their own, because the number of columns of a statement bounds
@@ -86,7 +86,7 @@ class NodeFeed:
     def _primary_key(self, table: str) -> list[str]:
         return [str(row[0]) for row in self.ask(PRIMARY_KEY, (table,))]
 
-    def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[JournalRow]:
+    def scan(self, spans: Sequence[Span], wanted: WantedEntries) -> Generator[JournalRow]:
         """Yield entries as ``Feed.scan`` does, page by page.
 
         Raises:
@@ -107,7 +107,7 @@ class NodeFeed:
                     yield from rows
                 low = last + 1
 
-    def _page(self, leader: str, low: int, high: int, wanted: Wanted) -> tuple[int, list[int]]:
+    def _page(self, leader: str, low: int, high: int, wanted: WantedEntries) -> tuple[int, list[int]]:
         """Return the last tick of a page that begins at tick ``low``, and the ticks of its entries.
 
         The page has one entry of any size, or many small ones. It is empty if the next ``PAGE_TICKS`` ticks are

@@ -66,7 +66,7 @@ NO_LIMITS = BatchLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedEntries:
     """The wanted entries of a range of ticks, and their wanted columns."""
 
     clocks: Between = ALL  # the least and the greatest clock

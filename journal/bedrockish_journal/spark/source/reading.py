@@ -21,12 +21,12 @@ from bedrockish_journal.spark.source.feeds import (
     open_feed,
 )
 from bedrockish_journal.spark.source.options import PARTITION_ROWS, ReadOptions
-from bedrockish_journal.spark.source.plans import NO_LIMITS, BatchLimits, Span, Wanted, plan
+from bedrockish_journal.spark.source.plans import NO_LIMITS, BatchLimits, Span, WantedEntries, plan
 from bedrockish_journal.spark.source.tables import SourceTable
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReadPart:
     """The input of one task: ranges of ticks of one journal, and perhaps the records from before the journal."""
 
     path: str
@@ -36,14 +36,14 @@ class Part:
     cluster: str
 
 
-def parts(options: ReadOptions, table: SourceTable) -> list[Part]:
+def parts(options: ReadOptions, table: SourceTable) -> list[ReadPart]:
     """Return the parts to read, which fix the entries that the reader will see.
 
     Raises:
         JournalError: a file is missing, is not a database or has no journal; or two are of one node or of two clusters.
         BedrockishError: a node cannot be reached.
     """
-    found: list[Part] = []
+    found: list[ReadPart] = []
     seen: dict[str, str] = {}
     clusters: dict[str, str] = {}
     access, paths = options.access, expand(options.path)
@@ -58,13 +58,13 @@ def parts(options: ReadOptions, table: SourceTable) -> list[Part]:
         seen[node] = path
         before = table.before is not None
         for group in groups or ([()] if before else []):
-            found.append(Part(path, group, before, node, cluster))
+            found.append(ReadPart(path, group, before, node, cluster))
             before = False
     return found
 
 
 def read_part(
-    part: Part, options: ReadOptions, table: SourceTable, columns: dict[str, str], *, whole: bool = False
+    part: ReadPart, options: ReadOptions, table: SourceTable, columns: dict[str, str], *, whole: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part as Arrow batches; with ``whole``, each tick of the part must exist.
 
@@ -98,7 +98,7 @@ def batches(
     context = feed.context
     context.skip, context.columns = options.skip_malformed, frozenset(columns)
     limits, context.named = options.limits, options.limits.named
-    wanted = Wanted(limits.clocks, table.kind, not table.bare.issuperset(columns), whole)
+    wanted = WantedEntries(limits.clocks, table.kind, not table.bare.issuperset(columns), whole)
     if before and (rows := list(rows_before(context, table, limits))):
         yield batch(columns, rows, [list(table.columns).index(name) for name in columns])
     if table.build is None:

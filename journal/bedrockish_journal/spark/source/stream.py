@@ -22,7 +22,7 @@ from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.spark.source.feeds import OpenJournal, expand, nodes_of, open_feed, shown
 from bedrockish_journal.spark.source.options import BEGINNING, OLDEST, PARTITION_ROWS, SAFE, ReadOptions
 from bedrockish_journal.spark.source.plans import advance, bounds, cut, safe_prefix, spans_between
-from bedrockish_journal.spark.source.reading import Part, read_part
+from bedrockish_journal.spark.source.reading import ReadPart, read_part
 from bedrockish_journal.spark.source.tables import SourceTable
 
 Offset = dict[str, dict[str, int]]
@@ -34,7 +34,7 @@ CLUSTER, TABLE = "cluster:", "table:"  # prefixes in an offset, which no node's 
 class StreamTask(InputPartition):
     """The input of one task; None for an empty read, because Spark needs at least one task."""
 
-    part: Part | None
+    part: ReadPart | None
 
 
 class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -186,7 +186,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             for group in cut(spans, self.options.partition_rows or PARTITION_ROWS):
                 if leaders is not None:
                     group = tuple(span for span in group if span[0] in leaders)
-                pieces.append(StreamTask(Part(files[node], group, first, node, self._cluster)))
+                pieces.append(StreamTask(ReadPart(files[node], group, first, node, self._cluster)))
                 first = False
         return pieces
 

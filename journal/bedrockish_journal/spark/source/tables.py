@@ -15,7 +15,7 @@ from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transact
 from bedrockish_journal.spark.source.builders import BATCH_ROWS, Builder
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
 from bedrockish_journal.spark.source.columns import Types, batch
-from bedrockish_journal.spark.source.context import ACCESS_SET, HEAD, Context, Decoded, head
+from bedrockish_journal.spark.source.context import ACCESS_SET, HEAD, Context, DecodedEntry, head
 from bedrockish_journal.spark.source.founding import decode_members
 from bedrockish_journal.storage.row import JournalRow
 
@@ -157,7 +157,7 @@ def _access_sets(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]
 
 def _schema_history(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]:
     found = context.decoded(row)
-    activates = (found.transaction.activates or None) if isinstance(found, Decoded) else None
+    activates = (found.transaction.activates or None) if isinstance(found, DecodedEntry) else None
     for place, statement in enumerate(context.unpack(row, decode_statements) or ()):
         yield *head(context, row), place, statement, activates
 

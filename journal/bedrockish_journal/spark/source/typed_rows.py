@@ -13,7 +13,7 @@ from bedrockish_journal.spark.source.builders import Part
 from bedrockish_journal.spark.source.change_batches import ChangeBuilder, TableChanges
 from bedrockish_journal.spark.source.columns import Types
 from bedrockish_journal.spark.source.context import Context
-from bedrockish_journal.spark.source.declared import Declared, declared
+from bedrockish_journal.spark.source.declared import DeclaredTable, declared
 from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
 from bedrockish_journal.spark.source.json_rows import row_texts, value_texts
 from bedrockish_journal.spark.source.options import ReadOptions
@@ -60,7 +60,7 @@ def table_of(options: ReadOptions) -> SourceTable:
 class TypedRows(ChangeBuilder):
     """A builder of typed columns of the changes of one table."""
 
-    def __init__(self, of: Declared, context: Context, types: Types) -> None:
+    def __init__(self, of: DeclaredTable, context: Context, types: Types) -> None:
         super().__init__(context, types, makers=("_command", "_user"))
         self._of, self._table = of, folded(of.table)
 

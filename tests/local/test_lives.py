@@ -80,6 +80,26 @@ def test_thousand_connections_leave_no_descriptor_lock_or_file(node: LocalNode, 
         assert db.status()["open_transactions"] == 0
 
 
+def test_program_in_another_container_uses_the_file(node: LocalNode) -> None:
+    """The number of the node's process means another process there, or none."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make a namespace of processes")
+    program = """
+import sys
+import bedrockish
+with bedrockish.connect(sys.argv[1]) as db:
+    db.execute("CREATE TABLE contained(id INTEGER PRIMARY KEY, b)")
+    with db.transaction() as transaction:
+        transaction.execute("INSERT INTO contained VALUES (1, 5)")
+    print(db.execute("SELECT b FROM contained").value(), db.execute("SELECT b FROM contained", read="strict").value())
+    db.execute("DROP TABLE contained")
+"""
+    command = [*alone, sys.executable, "-c", program, str(node.database)]
+    told = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60, check=False)
+    assert told.stdout == "5 5\n", told.stderr
+
+
 def test_shared_memory_of_an_open_file_is_not_copied_by_its_program(node: LocalNode, tmp_path: Path) -> None:
     """A copy of the folder would drop the locks of the readers: the node could write over the rows that they read."""
     shared = Path(f"{node.database}-shm")

@@ -7,7 +7,7 @@ for update, the transaction that commits later loses and can run again, in snaps
 
 from typing import Any
 
-from sqlalchemy import Alias, Select, Table, tuple_, update
+from sqlalchemy import Alias, Select, Subquery, Table, tuple_, update
 from sqlalchemy.exc import CompileError
 
 UNSUPPORTED = "FOR UPDATE: {}; select the rows of one table that has a primary key, or write a row that both change"
@@ -25,7 +25,13 @@ def claim_of(statement: Any, params: dict[str, Any]) -> Any:
     wanted = getattr(statement, "_for_update_arg", None)
     if wanted is None or wanted.read or not isinstance(statement, Select) or not statement.get_final_froms():
         return None  # a statement without a table selects no row to write
-    source = _source(statement, wanted.of)
+    return _claim(statement, wanted.of, params)
+
+
+def _claim(statement: Any, of: Any, params: dict[str, Any]) -> Any:
+    source = _source(statement, of)
+    if isinstance(source, Subquery):  # the ORM makes one of a query with LIMIT and joined eager loading
+        return _claim(source.element, None, params)
     table: Any = source.element if isinstance(source, Alias) else source
     keys = list(source.primary_key)
     if not keys:
@@ -45,11 +51,12 @@ def _without_lock(statement: Select[Any]) -> Select[Any]:
 
 
 def _source(statement: Select[Any], of: Any) -> Any:
-    """Return the table whose rows are selected, or its alias: the one that FOR UPDATE OF names, else the first one."""
+    """Return the table, alias or subquery whose rows are selected: what FOR UPDATE OF names, else the first one."""
     named = [getattr(one, "table", one) for one in of or ()]
     for found in [*named, *statement.get_final_froms()]:
         while getattr(found, "left", None) is not None:
             found = found.left
-        if isinstance(found.element if isinstance(found, Alias) else found, Table):
+        inner = found.element if isinstance(found, Alias | Subquery) else found
+        if isinstance(inner, Select if isinstance(found, Subquery) else Table):
             return found
     raise CompileError(UNSUPPORTED.format("the statement selects from no table"))

@@ -7,9 +7,10 @@ import pytest
 import trio
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Column, Integer, MetaData, Table, create_engine, inspect, select, text
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, create_engine, inspect, select, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import ArgumentError, CompileError, DataError, IntegrityError, OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 from bedrockish.dbapi import InterfaceError
 from bedrockish.errors import ConfigError
@@ -308,6 +309,36 @@ def test_for_update_of_an_alias_makes_transactions_conflict(engine: Engine) -> N
         one.commit()
         with pytest.raises(OperationalError, match="run it again"):
             two.commit()
+
+
+def test_for_update_with_a_limit_and_joined_eager_loading_makes_transactions_conflict(engine: Engine) -> None:
+    """The ORM selects from a subquery, in which no table was found."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Page(Base):
+        __tablename__ = "page"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        notes: Mapped[list["Note"]] = relationship(lazy="joined")
+
+    class Note(Base):
+        __tablename__ = "note"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        page_id: Mapped[int] = mapped_column(ForeignKey("page.id"))
+
+    Base.metadata.create_all(engine)
+    with Session(engine) as one, Session(engine) as two:
+        one.add_all([Page(id=1), Page(id=2), Note(id=1, page_id=2)])
+        one.commit()
+        for session in (one, two):
+            page = session.query(Page).filter(Page.id > 1).with_for_update().order_by(Page.id).first()
+            assert page is not None
+            assert (page.id, len(page.notes)) == (2, 1)
+        one.commit()
+        with pytest.raises(OperationalError, match="run it again"):
+            two.commit()
+    Base.metadata.drop_all(engine)
 
 
 def test_for_update_without_a_table_locks_no_row(engine: Engine) -> None:

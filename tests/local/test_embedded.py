@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import assert_type
 
@@ -179,12 +179,20 @@ def test_node_that_cannot_be_started_leaves_no_folder_and_says_why(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 2, before[1]))
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 3, before[1]))
     try:
+        with suppress(OSError):
+            while True:  # the limit is on the number of a descriptor, so the free numbers below it have to be taken
+                held.append(os.dup(0))
+        for descriptor in held[-2:]:
+            os.close(descriptor)
         with pytest.raises(ConfigError, match=r"a node cannot be started: .*Too many open files; .*ulimit -n"):
             node()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in held[:-2]:
+            os.close(descriptor)
     assert not [*tmp_path.iterdir()]
     (tmp_path / "A.toml").write_text('node = "A"\ndatabase = "A.sqlite"\n')
     (tmp_path / "A.log").mkdir()

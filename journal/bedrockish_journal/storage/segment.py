@@ -6,7 +6,7 @@ begin, the id of its cluster, and the clock up to which it is complete. Every re
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -89,7 +89,8 @@ class Segment:
         if finish:
             self._db.pragma("journal_mode", "delete")
         self._db.close()
-        _sync_names(self.path)
+        with suppress(FileNotFoundError):  # the folder was removed or renamed, which ``backup follow`` reports
+            _sync_names(self.path)
 
 
 def create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, bootstrap: bytes) -> Segment:

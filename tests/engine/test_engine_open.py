@@ -87,8 +87,39 @@ def test_a_file_that_is_mounted_without_its_folder_is_refused(
     Engine.open(tmp_path / "a b.db", founding=None).close()
 
 
-def test_node_with_a_hard_link_starts_while_a_program_uses_its_file(make_node: MakeNode) -> None:
-    """A backup has linked the file, and a program has read it by its own name since before the restart."""
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_node_with_a_hard_link_starts_while_a_program_uses_its_file(make_node: MakeNode, is_listed: bool) -> None:
+    """A backup has linked the file, and a program has read it by its own name since before the restart.
+
+    On btrfs, /proc/locks has another number of the device than ``stat``.
+    """
+    node = make_node()
+    node.path.with_name("backup.db").hardlink_to(node.path)
+    read = (
+        "import sys, apsw; db = apsw.Connection(sys.argv[1]); list(db.execute('SELECT 1 FROM sqlite_schema')); print()"
+    )
+    command = [sys.executable, "-c", f"{read}; sys.stdout.flush(); sys.stdin.read()"]
+    with subprocess.Popen([*command, node.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        node.engine.close()
+        look = "" if is_listed else "of.LOCKS = Path('/proc/none')"
+        look = (
+            f"import sys\nfrom pathlib import Path\nfrom bedrockish.engine.storage import database_file as of\n{look}"
+        )
+        for name, said in ((node.path, ""), (node.path.with_name("backup.db"), "under another name of the same file")):
+            found = subprocess.run(
+                [sys.executable, "-c", f"{look}\nof.FileLock(Path(sys.argv[1]))", name],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert said in found.stderr
+            assert bool(found.returncode) is bool(said), found.stderr
+        program.communicate()
+
+
+def test_node_with_a_hard_link_starts_while_its_own_process_reads_the_file(make_node: MakeNode) -> None:
     node = make_node()
     node.path.with_name("backup.db").hardlink_to(node.path)
     with closing(apsw.Connection(str(node.path))) as program:

@@ -120,16 +120,16 @@ def _why_unsafe(path: Path) -> str:
         return ""
     if found.st_nlink < 2:
         return ""
-    holders = _holders(found)
-    names = {holder: _opened_names(holder, found) for holder in holders}
+    holders, own = _holders(found), str(os.getpid())
+    # In a process with the file open, closing a descriptor would drop SQLite's locks.
+    holder = "" if own in holders or _opened_names(own, found) else _holder(path)
+    names = {one: _opened_names(one, found) for one in (holders | {holder}) - {""}}
     if any(opened - {str(path.resolve())} for opened in names.values()):
         return (
             "is in use by another process, under another name of the same file (a hard link); stop it, or give a copy "
             "of the file"
         )
-    # In a process with the file open, closing a descriptor would drop SQLite's locks.
-    holder = "" if str(os.getpid()) in holders else _holder(path)
-    if holder and not names.get(holder):
+    if holder and not names[holder]:
         return (
             "has another name (a hard link), and a process of another container or user, which may use that name, has "
             "it open; stop it, or give a copy of the file"
@@ -138,7 +138,10 @@ def _why_unsafe(path: Path) -> str:
 
 
 def _holders(file: os.stat_result) -> set[str]:
-    """Return the processes of this container that have a lock on a file."""
+    """Return the processes of this container that have a lock on a file.
+
+    On file systems such as btrfs, /proc/locks has another number of the device than ``stat``, and none is found.
+    """
     try:
         lines = LOCKS.read_text().splitlines()
     except OSError:  # a machine that shows no locks
@@ -150,9 +153,12 @@ def _holders(file: os.stat_result) -> set[str]:
 
 def _holder(path: Path) -> str:
     """Return a process with a lock on a file; 0 for a process of another container, empty without a lock."""
-    with path.open("rb") as file:
-        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *LOCKED_BYTES, 0)
-        kind, *_, process = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *LOCKED_BYTES, 0)
+    try:
+        with path.open("rb") as file:
+            kind, *_, process = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:  # the file may not be read, or its file system has no locks
+        return ""
     return "" if kind == fcntl.F_UNLCK else str(process)
 
 

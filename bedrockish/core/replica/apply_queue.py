@@ -3,8 +3,8 @@
 A node takes the commits of a timeline in order: it takes a commit only when it has taken all earlier ticks. A COMMIT
 ahead of a gap counts as not arrived, and the node tells no other node its outcome: otherwise all nodes could know a
 commit that none of them could ever apply. A taken commit is applied as soon as its ``after`` is covered.
-Every way in which a node learns of a commit ends in ``_take``: the node leads it, receives it in a COMMIT, fetches
-it, or adopts it for a dead leader.
+Every way in which a node learns of a commit ends in ``_add_entry``: the node leads it, receives it in a COMMIT,
+fetches it, or adopts it for a dead leader.
 """
 
 from collections import deque

@@ -5,7 +5,7 @@ its statements, however long they take. The statements and their answers are rec
 node runs them again at the activation (``ddl_execution``). The transaction's statements from before its first schema
 statement are first run again on the copy.
 
-The loop calls ``begin``, ``stop`` and ``close``; one thread at a time calls the other methods.
+The loop calls ``take_snapshot``, ``stop`` and ``close``; one thread at a time calls the other methods.
 """
 
 from collections.abc import Mapping, Sequence

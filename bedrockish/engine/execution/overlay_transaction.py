@@ -4,7 +4,7 @@ The transaction begins on a snapshot, with the changes that it has made elsewher
 (``workspace``). So it need not write its changes again after the node applies another commit. Its reads and writes are
 certified at its COMMIT, as of the snapshot.
 
-``begin``, ``stop`` and ``close`` belong to the loop; all other calls to one thread at a time.
+``take_snapshot``, ``stop`` and ``close`` belong to the loop; all other calls to one thread at a time.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -9,7 +9,7 @@ back, which restores the TEMP tables.
 No TEMP object may have the name of an object in the database, because the engine's own SQL names tables without their
 schema. SQLite's own ``sqlite_sequence`` and ``sqlite_stat1`` are in both; the engine reads these with their schema.
 
-The loop calls ``begin``, ``stop`` and ``close``; one thread at a time calls the other methods.
+The loop calls ``take_snapshot``, ``stop`` and ``close``; one thread at a time calls the other methods.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,8 @@ A workspace has two connections to the same snapshot. One only reads; statements
 full speed. The other one writes on an *overlay*, whose changes no other connection sees; they are rolled back at the
 end. The outcome is that of a request in the loop: results, row changes and an access set, on a base that is older.
 
-The loop calls ``begin``, ``stop``, ``end`` and ``close``; one thread makes all calls between ``begin`` and ``end``.
+The loop calls ``take_snapshot``, ``stop``, ``end`` and ``close``; one thread makes all calls between
+``take_snapshot`` and ``end``.
 """
 
 import os

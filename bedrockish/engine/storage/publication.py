@@ -25,7 +25,7 @@ class PublishedState(Protocol):
 
 
 class Publication:
-    """The published state of one engine's batches: the row ``moment`` in each batch and, after ``begin``, a page."""
+    """The published state of one engine's batches: the row ``moment`` in each batch and, after ``use_page``, a page."""
 
     def __init__(self, db: apsw.Connection, wal: Wal) -> None:
         self._db, self._wal = db, wal

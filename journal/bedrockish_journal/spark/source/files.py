@@ -118,7 +118,7 @@ class FileFeed:
         return [name for (name,) in columns_asked(self._db, PRIMARY_KEY, (table,))]
 
     def scan(self, spans: Sequence[Span], wanted: WantedEntries) -> Generator[JournalRow]:
-        """Yield entries as ``Feed.scan`` does, with one snapshot for each range."""
+        """Yield entries as ``OpenJournal.scan`` does, with one snapshot for each range."""
         query, values = wanted.query
         for span in spans:
             self._db.execute("BEGIN")  # a snapshot blocks the node's checkpoints, so it lasts only for a range

@@ -87,7 +87,7 @@ class NodeFeed:
         return [str(row[0]) for row in self.ask(PRIMARY_KEY, (table,))]
 
     def scan(self, spans: Sequence[Span], wanted: WantedEntries) -> Generator[JournalRow]:
-        """Yield entries as ``Feed.scan`` does, page by page.
+        """Yield entries as ``OpenJournal.scan`` does, page by page.
 
         Raises:
             BedrockishError: the node can no longer be reached.

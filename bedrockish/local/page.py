@@ -366,7 +366,7 @@ class Published:
             raise UnavailableError(
                 _unserved(self.database, "the file is a copy, or was exchanged: its page names another file")
             )
-        if is_mounted_alone(self.database):
+        if _is_mounted_alone(self.database, int(time.monotonic())):
             raise UnavailableError(
                 _unserved(self.database, "it is a mount of its own, without its log", "mount the node's folder, or ")
             )
@@ -418,6 +418,12 @@ def _process_since(process: int) -> int:
         return int(fields[19])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+@lru_cache(maxsize=16)
+def _is_mounted_alone(database: str, _second: int) -> bool:
+    """Return whether a file is a mount of its own, as of this second: the list of mounts may be long."""
+    return is_mounted_alone(database)
 
 
 def file_system(device: int) -> str:

@@ -207,7 +207,7 @@ def test_file_that_is_mounted_without_its_log_is_refused(
     """SQLite would make another log in the program's container, and read the file without the last commits."""
     reader = Published(database)
     reader.check(reader.facts())
-    monkeypatch.setattr(pages, "is_mounted_alone", lambda path: path == database)
+    monkeypatch.setattr(pages, "_is_mounted_alone", lambda path, _second: path == database)
     with pytest.raises(UnavailableError, match="is a mount of its own, without its log; mount the node's folder, or"):
         reader.check(reader.facts())
 

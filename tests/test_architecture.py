@@ -19,6 +19,14 @@ def test_every_stop_of_the_architecture_page_is_a_function_of_its_file() -> None
     assert missing == []
 
 
+def test_every_method_that_the_architecture_page_names_is_there() -> None:
+    named = set(re.findall(r"`(_?[A-Z]\w*\.\w+)`", PAGE))
+    files = [path for folder in ("bedrockish", "journal", "net") for path in (ROOT / folder).rglob("*.py")]
+    found = {one for path in files for one in functions(str(path.relative_to(ROOT)))}
+    assert len(named) > 40
+    assert named - found == set()
+
+
 def functions(file: str) -> set[str]:
     """Return the functions and methods of a file, by their qualified names."""
     found = set()

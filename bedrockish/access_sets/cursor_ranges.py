@@ -186,7 +186,8 @@ def statement_reads(
     *,
     # Whether to find the loops that end before their range does; only if exactly this program is going to run.
     with_stops: bool = True,
-    # The argument ``named`` of ``virtual_reads``. None if unknown: a virtual table then counts as a read of everything.
+    # The tables that the statement names; ``-NAME`` for an INSERT into it. None if unknown: a virtual table then counts
+    # as a read of everything.
     named: Set[str] | None = None,
 ) -> list[ProgramReads]:
     """Return the reads of a statement's programs: first its own, then those of triggers and key actions."""

@@ -665,7 +665,7 @@ class Resolution:
         self.ranges: set[Range] = set()  # ranges of keys
         # Why the reads could not be resolved and whole tables and indexes count as read; empty if they were.
         self.failure = ""
-        # For each source, its rows so far, with only the columns that other accesses need.
+        # For each source, its distinct rows so far, with only the columns that other accesses need.
         self.rows: list[dict[tuple[Any, ...], tuple[Any, ...]]] = [{} for _ in plan.sources]
         self._done: list[set[bytes]] = [set() for _ in plan.jobs]
         self._rows_read = 0

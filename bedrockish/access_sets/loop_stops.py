@@ -307,7 +307,7 @@ class _Body:
             offset = self._reader.limit(op.p1, self._seek.address, op.address)
             if op.p2 != self._last or op.p3 != 1 or self._has_result or self.offset != _ZERO or offset is None:
                 return False
-            self.offset, self._has_result = offset, True  # conditions after this do not affect which rows OFFSET counts
+            self.offset, self._has_result = offset, True  # OFFSET has counted: a condition after it is not understood
             return True
         if op.name == "Goto":
             self.limit = Atom("const", ("int", 1)) if op.p2 > self._last else None

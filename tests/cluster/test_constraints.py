@@ -160,7 +160,7 @@ COMPUTED = [
 async def test_unique_value_on_an_expression_is_inserted_once_in_a_race(
     cluster: LocalCluster, isolation: str, first_id: int
 ) -> None:
-    """Two nodes insert it at the same moment, as requests; inserts of other values do not conflict."""
+    """Two nodes insert the value at the same moment, each by one request; inserts of other values do not conflict."""
     await ready(cluster)
     async with at_each(cluster) as clients:
         await clients[2].transact(["DROP TABLE IF EXISTS computed", *COMPUTED])

@@ -1,5 +1,5 @@
-"""A voter that has forgotten a rival's end counts no voter out because of that rival: the rival's leader may have
-approved a conflicting transaction.
+"""A recovery asks a voter about a rival of the recovered transaction, and the voter may have forgotten how the rival
+ended. Then the rival's leader may have given the rival up and approved the recovered transaction.
 
 Safe time lets a node forget. It depends only on a majority, so other voters may still hold the transactions.
 """

@@ -115,7 +115,7 @@ def test_values_that_cannot_be_stored_are_refused(connection: db.Connection) -> 
 
 
 def test_integer_of_5000_digits_is_a_data_error(connection: db.Connection) -> None:
-    """Python refuses to write out so many digits, for an error's text, too."""
+    """Python refuses to write out so many digits, even in the text of an error."""
     with pytest.raises(db.DataError, match=r"^an integer of 16610 bits has more than 64 bits"):
         connection.execute("SELECT ?", (10**5_000,))
 

@@ -38,7 +38,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def search(node: TestNode) -> list[Any]:
-    """Return the documents of each word, once the index is known to be that of the rows."""
+    """Check that the index is that of the rows; return the schema's objects, and the places of each word."""
     db = read_sound(node)
     copy = node.path.with_name("copy.sqlite")
     copy_file(db, copy)

@@ -123,7 +123,7 @@ async def test_request_that_hits_a_bug_gets_an_internal_error_and_the_next_is_an
 async def test_bug_in_a_libsql_request_keeps_earlier_answers_and_ends_the_stream(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole call failed, so that a client did not hear of the statements that had happened."""
+    """The client hears of the statements that have happened: a bug in one statement is the error of that one."""
     asked: dict[str, Any] = {}
 
     async def body(_: HttpRequest) -> bytes:

@@ -21,7 +21,10 @@ def build(folder: Path) -> Path | None:
 
 
 def start(library: Path, arguments: Sequence[object], folder: Path, image: Path, at: int) -> subprocess.Popen[str]:
-    """Start ``bedrockish`` in a folder; it ends before its call ``at`` that changes a file there, or by itself."""
+    """Start ``bedrockish`` in a folder; it is ended before its ``at``-th call that changes a file there, if any.
+
+    The folder ``image`` gets the bytes of each changed file as they were last synced.
+    """
     shutil.rmtree(image, ignore_errors=True)
     image.mkdir()
     given = {"LD_PRELOAD": str(library), "ENDS_DIR": str(folder), "ENDS_AT": str(at), "ENDS_IMAGE": str(image)}

@@ -343,7 +343,7 @@ class Attempts:
         is_plain = kind in (ROWS, SCHEMA) and not attempt.is_group and not inflight.goes_first
         return is_plain and (lost or is_beaten) and inflight.rejections <= TURNS_MAX
 
-    def is_shared(self, attempt: Attempt) -> bool:
+    def is_awaited(self, attempt: Attempt) -> bool:
         """Return whether a request still waits for the approvals of an attempt."""
         return any(inflight.stage is Stage.IN_FLIGHT for inflight in self._requests_of(attempt))
 

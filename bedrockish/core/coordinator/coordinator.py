@@ -553,7 +553,7 @@ class Coordinator:
             # transaction. A transaction that other requests share goes on for them.
             for txid in sorted(inflight.open):
                 attempt = self.attempts.open.get(txid)
-                if attempt is not None and attempt.counting and not self.attempts.is_shared(attempt):
+                if attempt is not None and attempt.counting and not self.attempts.is_awaited(attempt):
                     self.attempts.give_up(attempt)
         # Giving up may have ended the transaction and answered the request in this step.
         if number in self.replies.in_flight:

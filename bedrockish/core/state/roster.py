@@ -133,7 +133,7 @@ class Roster:
         self.lost = reason
         return True
 
-    # -- which nodes count -----------------------------------------------------------------------------------------
+    # -- the level, and the nodes that count -----------------------------------------------------------------------
 
     @property
     def level(self) -> int:

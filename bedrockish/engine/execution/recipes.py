@@ -65,7 +65,7 @@ def recipe_alike(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan]) -> Re
 
 
 def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan], tables: Tables) -> Recipe | None:
-    """Return the recipe to run a statement again in a transaction; None if it must run like any other.
+    """Return the recipe for further runs of a statement in a transaction; None if it must run like any other.
 
     A statement with a recipe calls no function, and its reads follow from its parameters alone; if it writes, it is
     quick whatever rows the tables have.

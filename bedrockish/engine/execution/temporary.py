@@ -2,9 +2,8 @@
 
 The workspace is an overlay on a snapshot (``workspace``) with a connection for this session alone, on which SQLite has
 the TEMP tables as usual. A transaction begins on the newest snapshot. Its changes of the database are captured and
-certified like those of any other transaction; rows of TEMP tables are in no read set, write set or journal. If the
-transaction commits, the overlay is committed, which keeps the TEMP tables, and then dropped; otherwise it is rolled
-back, which restores the TEMP tables.
+certified like those of any other transaction; rows of TEMP tables are in no read set, write set or journal. A
+commit keeps the TEMP tables and drops the overlay; a rollback drops the overlay and restores the TEMP tables.
 
 No TEMP object may have the name of an object in the database, because the engine's own SQL names tables without their
 schema. SQLite's own ``sqlite_sequence`` and ``sqlite_stat1`` are in both; the engine reads these with their schema.

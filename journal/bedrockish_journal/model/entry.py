@@ -28,7 +28,7 @@ class Entry:
     leader: str  # the entry's timeline, named after the only node that appends to it
     tick: int  # the place of the entry in the timeline: 1, 2, 3, …
     # The gist's partial vector: for each approver its own tick when it approved (the leader: this tick). For an adopted
-    # entry: the nodes that held the transaction when its adopter asked.
+    # entry: each voter that accepted the decision, with the last tick of its timeline that the adopter had applied.
     quorum: Vector
     transaction: Transaction  # the committed transaction; ``transaction.base`` is the entry's ``after``
     adopted_from: str | None  # the leader that began the transaction, if another node committed it; else None

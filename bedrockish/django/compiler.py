@@ -19,7 +19,8 @@ class SQLCompiler(compiler.SQLCompiler):
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
         """Write the rows that the query selects for update, then run the query."""
-        if self.query.select_for_update and self.query.model is not None:
+        # A plan reads no row. Django puts EXPLAIN in front of the query, and would put it into the claim as well.
+        if self.query.select_for_update and self.query.model is not None and self.query.explain_info is None:
             self.as_sql()  # raises Django's own errors, such as for a query outside of a transaction
             self._claim()
         return super().execute_sql(*args, **kwargs)

@@ -186,6 +186,8 @@ def _transactions() -> None:
 
     run_transaction(holds)
     assert held == [[""], ["taken"]]
+    with transaction.atomic():
+        assert "auth_user" in User.objects.select_for_update().explain()
     try:
         list(User.objects.select_for_update())
         raise AssertionError("a query for update outside of a transaction holds nothing")

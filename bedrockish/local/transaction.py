@@ -67,9 +67,8 @@ class LocalTransaction:
         self.since = time.monotonic()
         self.ids: list[tuple[str, int]] = []  # the leased ids that the transaction has given to rows, with their tables
         self._ids_version = pool.ids.version
-        self.log: (
-            list[ExecutedStatement] | None
-        ) = []  # the statements so far; None if there are too many to repeat at the node
+        # The statements so far; None if there are too many to repeat at the node.
+        self.log: list[ExecutedStatement] | None = []
         self._logged = 0
         self._ended: BedrockishError | None = None
         self._is_left = False  # whether the workspace was given back

@@ -1,5 +1,6 @@
 """A file that a killed process has left in the middle of a transaction can be read: SQLite needs a writer for that."""
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from bedrockish_journal.model.errors import FileUnreadableError
+from bedrockish_journal.spark.source import files
 from bedrockish_journal.spark.source.files import open_file
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.store import open_readonly
@@ -42,6 +44,19 @@ def test_unfinished_transaction_of_a_killed_process_is_rolled_back(file: Path, r
     journal = leave_unfinished(file)
     assert (read(file), before[1]) == (before, 0)
     assert not journal.exists()
+
+
+@pytest.mark.parametrize("read", [by_apsw(open_readonly), by_spark])
+def test_unfinished_transaction_in_a_folder_that_is_only_read_is_not_read(
+    file: Path, read: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in such a folder is opened as immutable, but then SQLite takes no notice of a rollback journal."""
+    leave_unfinished(file)
+    monkeypatch.setattr(os, "access", lambda _path, how: how != os.W_OK)
+    monkeypatch.setattr(store, "roll_back", lambda *_: False)
+    monkeypatch.setattr(files, "_roll_back", lambda *_: None)
+    with pytest.raises(FileUnreadableError, match="copy it and its -wal and -journal to a directory of yours"):
+        read(file)
 
 
 def test_file_that_cannot_be_rolled_back_names_the_files_to_copy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

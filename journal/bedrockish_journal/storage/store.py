@@ -329,7 +329,7 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
     """Return a connection that reads any SQLite file, even one that a running node writes or a killed node left.
 
     Nothing is written into the database, except that a transaction is rolled back that a killed process has left
-    unfinished (see ``unfinished``); SQLite may create a ``-shm`` file next to it.
+    unfinished (see ``roll_back``); SQLite may create a ``-shm`` file next to it.
 
     Raises:
         FileMissingError: the file does not exist.
@@ -347,10 +347,10 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
         raise FileUnreadableError(name, f"{name} may not be read by this user; change to the user that runs the node")
     if os.path.getsize(name) == 0:
         raise NotDatabaseError(name, f"{name} is empty; no node has finished creating it yet")
-    # A read-only database in WAL mode needs a -shm file. If the directory is read-only and no -wal exists, no program
-    # writes the database, and it is opened as immutable.
+    # A read-only database in WAL mode needs a -shm file. If the directory is read-only and has no log, no program
+    # writes the database, and it is opened as immutable; SQLite then takes no notice of a rollback journal.
     writable = os.access(os.path.dirname(os.path.abspath(name)), os.W_OK)
-    at_rest = not writable and not os.path.exists(f"{name}-wal")
+    at_rest = not writable and not any(os.path.exists(name + log) for log in ("-wal", "-journal"))
     uri = f"file:{quote(os.path.abspath(name))}?mode=ro" + ("&immutable=1" if at_rest else "")
     try:
         try:

@@ -52,10 +52,10 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
         raise FileUnreadableError(path, f"{path} cannot be read ({error}); give Spark's user the right") from error
     if head != _MAGIC:
         raise NotDatabaseError(path, f"{path} is not a SQLite database; give the file of a bedrockish node")
-    # A file in WAL mode needs a -shm file. If the directory is read-only and no -wal exists, no program writes the
-    # file, and it is opened as immutable.
+    # A file in WAL mode needs a -shm file. If the directory is read-only and has no log, no program writes the file,
+    # and it is opened as immutable; SQLite then takes no notice of a rollback journal.
     directory = os.path.dirname(os.path.abspath(path))
-    at_rest = not os.access(directory, os.W_OK) and not os.path.exists(f"{path}-wal")
+    at_rest = not os.access(directory, os.W_OK) and not any(os.path.exists(path + log) for log in ("-wal", "-journal"))
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro" + ("&immutable=1" if at_rest else "")
     try:
         # Several threads may read, one after the other: DuckDB, for example, reads the batches in its own thread.

@@ -138,7 +138,7 @@ def _watch() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse what would drop SQLite's locks: a process that closes any descriptor on a file loses its locks there."""
+    """Refuse calls that would drop SQLite's locks: closing any descriptor on a file drops the process's locks there."""
     if event not in ("open", "sqlite3.connect") or not _open or not arguments:
         return
     name = arguments[0]

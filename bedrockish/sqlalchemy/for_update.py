@@ -51,7 +51,7 @@ def _without_lock(statement: Select[Any]) -> Select[Any]:
 
 
 def _source(statement: Select[Any], of: Any) -> Any:
-    """Return the table, alias or subquery whose rows are selected: what FOR UPDATE OF names, else the first one."""
+    """Return the table, alias or subquery whose rows are selected: that of FOR UPDATE OF, else the first one."""
     named = [getattr(one, "table", one) for one in of or ()]
     for found in [*named, *statement.get_final_froms()]:
         while getattr(found, "left", None) is not None:

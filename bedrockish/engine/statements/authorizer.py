@@ -1,4 +1,4 @@
-"""Records what a statement touches while SQLite compiles it, and refuses what a replicated database cannot run.
+"""Records the effects of a statement while SQLite compiles it, and refuses those that cannot be replicated.
 
 SQLite calls its authorizer for each table, column, PRAGMA and function that a statement uses, and for each object that
 it makes, changes or drops.
@@ -71,7 +71,7 @@ REFUSED = {
     apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",
     **dict.fromkeys(_TEMP, _TEMPORARY),
 }
-"""Actions that are always refused -> the error."""
+"""Action -> the error that refuses it; in a session, TEMP objects may be made."""
 _TEMPORARY_MODULE = "a virtual table cannot be temporary; use an ordinary TEMP table, or leave TEMP out"
 _SEQUENCE = (
     "sqlite_sequence: each node keeps its own; leave it out; a dump that writes it is loaded by 'sqlite3 new.db < "
@@ -88,7 +88,7 @@ _MODULE = "virtual tables of the module {} are not replicated, only of {}; use o
 
 
 class Authorizer:
-    """SQLite's calls of the authorizer for one statement: what it touches, and the first reason to refuse it.
+    """SQLite's calls of the authorizer for one statement: its effects, and the first reason to refuse it.
 
     Why so large: It has an attribute for each fact that the calls show.
     """

@@ -134,7 +134,7 @@ class Guard:
         return piece
 
     def _describe(self, cursor: apsw.Cursor, text: str, rest: str, calls: Authorizer) -> Compiled:
-        """Return what is known of a statement after its compilation; note in ``calls`` why it is refused."""
+        """Return the facts about a statement that SQLite has compiled; note in ``calls`` a reason to refuse it."""
         kind = _kind(cursor, text, calls)
         fills = kind == SCHEMA and calls.actions >= _FILLS and apsw.SQLITE_ALTER_TABLE not in calls.actions
         names = tuple(cursor.bindings_names)
@@ -171,7 +171,7 @@ class Guard:
         return piece
 
     def _find_virtual(self, piece: Compiled, calls: Authorizer) -> None:
-        """Add what a statement does with virtual tables; take out the storage that these read and write themselves."""
+        """Add the effects of a statement on virtual tables; remove the storage that these read and write themselves."""
         layout, text = self.virtual, piece.sql.lower()
         # If SQLite connects a virtual table here, it also asks the authorizer about the module's own statements.
         own = {name for name in layout.shadows if name.lower() not in text} - calls.by_views

@@ -152,7 +152,7 @@ def table_key(name: str, rowid: int) -> bytes:
 
 
 def column_key(row: bytes, column: str) -> bytes:
-    """Return the key of a column of a row, given the row's key in ``CapturedTable.columns_object``."""
+    """Return the key of a column of a row, given the row's key in ``Table.columns_object``."""
     return row + _COLUMN + text_bytes(column)
 
 

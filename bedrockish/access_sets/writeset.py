@@ -8,11 +8,11 @@ value; the key of a parent row is such a point as well (``i:TABLE`` for the tabl
 refer to a parent reads the parent's point. So two rows with the same UNIQUE value conflict, and so do a new child and
 the removal of its parent, in either order. A change of other columns of the parent does not conflict with a child.
 
-Columns of a row have keys as well (``u:TABLE``, if ``CapturedTable.has_column_keys``). A statement that looks one row
-up by its id and needs only some columns reads two kinds of points: the row's own point in ``u:TABLE``, which an
-insertion, a deletion or a change of id writes, and a point for each of these columns, which an update writes if it
-changes the value. A statement that reads the row in any other way reads its key in the table, or its entry in an index,
-which every change writes.
+Columns of a row have keys as well (``u:TABLE``, if ``Table.has_column_keys``). A statement that looks one row up by its
+id and needs only some columns reads two kinds of points: the row's own point in ``u:TABLE``, which an insertion, a
+deletion or a change of id writes, and a point for each of these columns, which an update writes if it changes the
+value. A statement that reads the row in any other way reads its key in the table, or its entry in an index, which every
+change writes.
 
 The caller must pass every single change, in any order, before changes to one row are merged. An insertion that a later
 deletion undoes has still found its UNIQUE values free, and a replaced parent was missing for a moment, which affected

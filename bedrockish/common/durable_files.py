@@ -1,5 +1,6 @@
 """Small files that a kill or a power cut leaves as they were, or whole: each is written under another name first."""
 
+import errno
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -9,12 +10,19 @@ PART = ".part"  # appended to the name of a file until it is whole and durable
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable; no connection of this process may have the file open."""
+    """Make a file, or the names in a directory, durable; no connection of this process may have the file open.
+
+    Raises:
+        OSError: the file cannot be synced. Some file systems sync no directories, which counts as done.
+    """
     if os.name == "nt":
         return  # Windows opens no directory, and runs no node
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
     finally:
         os.close(fd)
 

@@ -1,10 +1,13 @@
 """Opens the sockets on which a node listens: one for each address of its host that this machine has."""
 
 import errno
+import logging
 import socket
 from typing import Any
 
 import trio
+
+logger = logging.getLogger(__name__)
 
 # A machine, such as a container without IPv6, may lack an address that its files name: often ``::1`` of ``localhost``.
 LACKING = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
@@ -32,6 +35,7 @@ async def open_listeners(host: str | None, port: int) -> list[trio.SocketListene
             except OSError as error:
                 if error.errno not in LACKING:
                     raise
+                logger.warning("this machine lacks the address %s of %s, and does not listen on it", numeric, host)
                 lacking = lacking or error
     except BaseException:
         for listener in made:

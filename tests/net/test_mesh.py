@@ -272,12 +272,15 @@ async def test_mesh_listens_on_ipv6() -> None:
         await link.aclose()
 
 
-async def test_mesh_listens_on_those_addresses_of_its_name_that_the_machine_has() -> None:
+async def test_mesh_listens_on_those_addresses_of_its_name_that_the_machine_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Containers without IPv6 often have ``::1`` as the first address of ``localhost`` in their hosts file."""
     trio.socket.set_custom_hostname_resolver(Names("192.0.2.1", "127.0.0.1"))  # 192.0.2.1 is reserved for documents
     a = Node("A", {"A": 0, "B": 1}, host="localhost")
     async with running(a):
         assert [host for host, _ in a.mesh.addresses] == ["127.0.0.1"]
+    assert "this machine lacks the address 192.0.2.1 of localhost" in caplog.text
 
 
 async def test_address_of_another_machine_is_no_address_to_listen_on() -> None:

@@ -4,6 +4,7 @@ A segment has the form of a journal in a node's file whose beginning was removed
 begin, the id of its cluster, and the clock up to which it is complete. Every reader of journals can read it.
 """
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -128,9 +129,12 @@ def _create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, boots
 
 
 def _sync_names(path: Path) -> None:
-    """Make the names in the folder of a file durable."""
+    """Make the names in the folder of a file durable, unless its file system syncs no directories."""
     folder = os.open(path.absolute().parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(folder)

@@ -22,7 +22,9 @@ from bedrockish.errors import ConfigError, UsageError
 from bedrockish_net.local_socket import is_loopback
 
 AUTHORITY, CLIENT, CERTS = "authority", "client", "certs"
-PART = ".init-"  # beginning of the name of an unfinished folder
+PART = ".bedrockish-init-"  # beginning of the name of an unfinished folder; random letters follow
+# The names of unfinished folders, also of earlier releases, in which the number of the process came before the letters.
+UNFINISHED = re.compile(rf"(?:{re.escape(PART)}|\.init-\d+-)[a-z0-9_]{{8}}")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -221,8 +223,8 @@ def _alone(folder: Path) -> Iterator[bool]:
 
 def _remove_killed(folder: Path, mine: Path) -> None:
     """Remove the remains of killed ``init`` processes from a folder, because they contain private keys."""
-    for left in folder.glob(f"{PART}*"):
-        if left.name != mine.name:
+    for left in folder.iterdir():
+        if left.name != mine.name and UNFINISHED.fullmatch(left.name):
             shutil.rmtree(left, ignore_errors=True)
             click.echo(f"removed {left}, which an init that was killed has left", err=True)
 

@@ -199,8 +199,9 @@ def test_even_number_of_nodes_is_reported(tmp_path: Path) -> None:
 
 def test_init_removes_the_folder_of_a_killed_init(tmp_path: Path) -> None:
     """The folder contains private keys. The folder of a running init stays: it may run in another container."""
-    left = tmp_path / ".init-x"
-    (left / "cluster").mkdir(parents=True)
+    left, earlier = tmp_path / ".bedrockish-init-abcd_123", tmp_path / ".init-4711-abcd_123"
+    for folder in (left, earlier, tmp_path / ".init-scripts"):
+        (folder / "cluster").mkdir(parents=True)
     command = [sys.executable, "-m", "bedrockish", "init", str(tmp_path / "new"), "A=127.0.0.1:7373"]
     running = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -214,7 +215,7 @@ def test_init_removes_the_folder_of_a_killed_init(tmp_path: Path) -> None:
     finally:
         os.close(running)
     assert f"removed {left}, which an init that was killed has left" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".init-scripts", "new"], "a user's folder stays"
 
 
 def test_new_cluster_is_durable_when_init_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.test_tidy import ROOT
 from tests.test_tools import running
 from tools import cluster
 from tools.check import SHARED
-from tools.cluster import PORTS_HELD, clean_environment, free_ports
+from tools.cluster import PORTS_HELD, adjacent_ports, clean_environment, free_ports
 
 TELLS_ITS_PROCESS = """
 import os
@@ -147,9 +148,11 @@ def test_ctrl_c_ends_the_run_and_its_nodes(tmp_path: Path) -> None:
     assert {path.parent.name for path in tmp_path.glob("*/A.log")} == {"a0", "b0"}
 
 
-def test_port_found_free_stays_free() -> None:
+@pytest.mark.parametrize("found", [free_ports, adjacent_ports])
+def test_port_found_free_stays_free(found: Callable[[int], list[int]]) -> None:
     """The system gives the port to no other program; a program that names it gets it, also later, until its release."""
-    port = free_ports(1)[0]
+    first, port = found(2)
+    assert port == first + 1 or found is free_ports
     with socket.socket() as other, pytest.raises(OSError, match="in use") as caught:
         other.bind(("127.0.0.1", port))
     assert caught.value.errno == errno.EADDRINUSE

@@ -122,9 +122,27 @@ def free_ports(count: int) -> list[int]:
             each.bind(("127.0.0.1", 0))
             ports.append(each.getsockname()[1])
             _held.append(each.detach())
+    _hold_the_last()
+    return ports
+
+
+def adjacent_ports(count: int) -> list[int]:
+    """Return free ports in a row, held as those of :func:`free_ports` are."""
+    while True:
+        (first,) = free_ports(1)
+        with contextlib.ExitStack() as opened, contextlib.suppress(OSError, OverflowError):
+            row = [opened.enter_context(socket.socket()) for _ in range(count - 1)]
+            for port, each in enumerate(row, first + 1):
+                each.bind(("127.0.0.1", port))  # without SO_REUSEADDR, so that it fails for a port that is held
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the server's bind
+            _held.extend(each.detach() for each in row)
+            _hold_the_last()
+            return [*range(first, first + count)]
+
+
+def _hold_the_last() -> None:
     while len(_held) > PORTS_HELD:
         os.close(_held.popleft())
-    return ports
 
 
 @dataclass

@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import shlex
-import socket
 import sqlite3
 import ssl
 import subprocess
@@ -22,7 +21,7 @@ from bedrockish import connect
 from bedrockish.cli.init import init
 from bedrockish.config.config import build
 from tests.forked import program
-from tools.cluster import clean_environment, free_ports
+from tools.cluster import adjacent_ports, clean_environment, free_ports
 
 STRANGERS = ("host1", "B=10.1.0.2:7400", "C=db.example.org,10.1.0.3")
 
@@ -47,23 +46,12 @@ def running(home: Path, names: str = "ABC") -> Iterator[None]:
             one.wait()
 
 
-def places() -> tuple[int, list[int]]:
-    """Return the first of three ports in a row that are free, and three others."""
-    while True:
-        first = free_ports(1)[0]
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
-            for port in (first + 1, first + 2):  # without SO_REUSEADDR: one that another program holds is not free
-                held.enter_context(socket.socket()).bind(("0.0.0.0", port))
-            return first, free_ports(3)
-
-
 @pytest.mark.parametrize("tls", [True, False])
 def test_folders_made_by_init_run_as_a_cluster(tmp_path: Path, tls: bool) -> None:
     """The last line is a command that shows the status; with certificates, HTTP needs the token."""
     home = tmp_path / "it's 1% new & #1, größer?" / "prod"
-    http_port, ports = places()
-    hosts = [f"127.0.0.1:{port}" for port in ports]
-    done = program("init", str(home), *hosts, "--http", str(http_port), *["--tls"] * tls)
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    done = program("init", str(home), *hosts, "--http", str(adjacent_ports(3)[0]), *["--tls"] * tls)
     assert done.returncode == 0, done.stderr
     *_, last = done.stdout.splitlines()
     (url,) = shlex.split(last.removeprefix("then: bedrockish status "))
@@ -75,7 +63,8 @@ def test_folders_made_by_init_run_as_a_cluster(tmp_path: Path, tls: bool) -> Non
         until = time.monotonic() + 30
         while (shown := program("status", url)).returncode and time.monotonic() < until:
             time.sleep(0.2)
-        assert shown.returncode == 0, shown.stdout + shown.stderr
+        logs = [f"{name}: {(home / f'{name}.log').read_text()}" for name in "ABC"]
+        assert shown.returncode == 0, "\n".join([shown.stdout, shown.stderr, *logs])
         text = (home / "A" / "A.toml").read_text()
         http = next(line.split('"')[1] for line in text.splitlines() if line.startswith("http ="))
         asked = urllib.request.Request(f"http{'s' * tls}://127.0.0.1:{http.rpartition(':')[2]}/status")

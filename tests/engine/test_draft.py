@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import apsw
 import pytest
@@ -11,6 +13,7 @@ import trio
 
 from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution import ddl_workspace as drafts
+from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import LOG_MAX, Logged, TransactionWork
 from bedrockish.engine.sqlite.limits import Limits
@@ -25,9 +28,10 @@ from bedrockish.errors import (
     UnsupportedError,
 )
 from bedrockish.node.scheduling.snapshots import Boundary
-from bedrockish.node.transactions import ddl as drafting
-from bedrockish.node.transactions.ddl import SchemaTransactions
+from bedrockish.node.transactions import private_copy
 from bedrockish.node.transactions.lending import Lending
+from bedrockish.node.transactions.places import Services
+from bedrockish.node.transactions.private_copy import PrivateCopy
 from bedrockish.sqltext.transaction_control import parse_control
 from bedrockish_journal.model.changes import OVERTAKEN, SchemaStep, decode_steps
 from bedrockish_journal.model.entry import Entry
@@ -49,7 +53,7 @@ class Desk:
         self.interactive = Interactive(self.node.engine, lambda _access_set, _base: None)
         self.boundary = Boundary()
         self.lending = Lending(self.node.engine, self.interactive, self.durable, self.boundary)
-        self.schema_transactions = SchemaTransactions(self.lending)
+        self.private_copy = PrivateCopy(cast(Services, SimpleNamespace(engine=self.node.engine, lending=self.lending)))
         self.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v UNIQUE)")
         self.node.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 
@@ -66,7 +70,10 @@ class Desk:
             await self.lending.control(work, control)
             return Result((), [])
         if work.workspace is not None or self.interactive.is_schema(statement):
-            return (await self.schema_transactions.run(work, statement, ROOM))[0]
+            if not isinstance(work.workspace, Draft):
+                await self.private_copy.start(work, ROOM)
+            workspace = self.lending.workspace(work)
+            return (await self.lending.run(work, lambda: workspace.run(statement, ROOM)))[0]
         try:
             for piece, params in self.interactive.pieces(work, statement):
                 result, size = self.interactive.run(work, piece, params, ROOM)
@@ -300,7 +307,7 @@ async def test_schema_transaction_is_refused_beyond_its_limits(desk: Desk, monke
         work.log_statement(Logged(Statement("SELECT 1"), Result(("1",), [(1,)])))
     with pytest.raises(TooLargeError, match="before it changes the schema"):
         await desk.run(work, "CREATE TABLE u(x)")
-    monkeypatch.setattr(drafting, "DRAFTS_MAX", 1)
+    monkeypatch.setattr(private_copy, "DRAFTS_MAX", 1)
     monkeypatch.setattr(drafts, "MEMORY_BYTES", 1 << 20)
     first, second = TransactionWork(serializable=True), TransactionWork(serializable=True)
     await desk.run(first, "CREATE TABLE u(x)")

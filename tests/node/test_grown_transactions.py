@@ -18,7 +18,7 @@ from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import ConflictError, ConstraintError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.node.runtime import Runtime
-from bedrockish.node.transactions import grown
+from bedrockish.node.transactions import own_workspace
 from bedrockish.node.transactions.callers import Owner
 from bedrockish.node.transactions.lending import Lending
 from tests.node.test_durability import open_runtime, request
@@ -375,7 +375,7 @@ async def test_ending_a_transaction_stops_its_running_statement(
 async def test_transaction_without_a_free_workspace_stays_on_the_writers_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grown, "GROWN_MAX", 0)
+    monkeypatch.setattr(own_workspace, "GROWN_MAX", 0)
     async with a_client(tmp_path, monkeypatch) as client:
         await client.grow()
         await client.run("INSERT INTO big VALUES (0, 'w')")

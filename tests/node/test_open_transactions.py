@@ -13,7 +13,7 @@ from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
 from bedrockish.core.protocol.health import DISK_FULL, Mode
 from bedrockish.errors import BedrockishError, ConflictError, ReadOnlyError, UnavailableError, UsageError
 from bedrockish.node.runtime import Runtime
-from bedrockish.node.transactions import manager, steps
+from bedrockish.node.transactions import shared_writer, steps
 from tests.node.test_durability import Disk, open_runtime, request, settled
 
 OWNER = object()
@@ -217,7 +217,7 @@ async def test_read_of_a_fresh_write_moves_the_snapshot_if_earlier_reads_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise even a young transaction would lose at its first write."""
-    monkeypatch.setattr(manager, "AGAIN_S", 60.0)  # on a busy machine, a read may take longer
+    monkeypatch.setattr(shared_writer, "AGAIN_S", 60.0)  # on a busy machine, a read may take longer
     async with running(tmp_path, monkeypatch) as (runtime, _):
         told(step(runtime, "tx", BEGIN))
         assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]
@@ -267,7 +267,9 @@ async def test_transaction_keeps_its_snapshot_if_its_reads_are_overwritten_while
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later commit may overwrite earlier reads in that time, and then a newer snapshot would contradict them."""
-    monkeypatch.setattr(manager, "AGAIN_S", 30.0)  # a read that takes long is not repeated, and waits for no snapshot
+    monkeypatch.setattr(
+        shared_writer, "AGAIN_S", 30.0
+    )  # a read that takes long is not repeated, and waits for no snapshot
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         told(step(runtime, "tx", BEGIN))
         assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]

@@ -21,11 +21,8 @@ from bedrockish.api.requests import (
     SERIALIZABLE,
     SESSION,
     SETTLED,
-    STALE,
-    STRICT,
     Answer,
     Request,
-    Result,
     Statement,
     Token,
     as_part_of_trace,
@@ -40,20 +37,15 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.merging import may_share
-from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
+from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
-from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.engine.statements.compiled import READ
 from bedrockish.errors import (
     BedrockishError,
     CommandIdError,
-    ConstraintError,
     DamagedError,
     DeadlineError,
     ForbiddenError,
     ForgottenError,
-    SqlError,
     UnavailableError,
     UsageError,
 )
@@ -68,20 +60,19 @@ from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 from bedrockish.node.transactions.command_ids import check_digest, check_owner
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
-from bedrockish.node.transactions.ddl import SchemaTransactions
-from bedrockish.node.transactions.grown import GrownTransaction, GrownTransactions
 from bedrockish.node.transactions.lending import Lending
-from bedrockish.node.transactions.open import OpenTransaction, checked, over_share
+from bedrockish.node.transactions.open import OpenTransaction, over_share
+from bedrockish.node.transactions.own_workspace import GrownTransaction, OwnWorkspace
+from bedrockish.node.transactions.places import Place, Services, StatementList
+from bedrockish.node.transactions.private_copy import PrivateCopy
 from bedrockish.node.transactions.programs import Programs
-from bedrockish.node.transactions.statements import StatementRunner
-from bedrockish.node.transactions.temporary import TemporaryObjects
-from bedrockish.node.transactions.visibility import Visibility, checked_read
+from bedrockish.node.transactions.shared_writer import SharedWriter
+from bedrockish.node.transactions.temporary import SessionWorkspaces
+from bedrockish.node.transactions.visibility import Visibility
 from bedrockish.sqltext.session_values import failed_at
-from bedrockish.sqltext.transaction_control import control_of
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.transaction import ROWS
-from bedrockish_journal.model.vector import covers
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +80,6 @@ SHOWN_MAX, TOLD_MAX = 200, 50  # the most characters of a statement, and the mos
 USED_S = 1.0  # a transaction counts as used for this time after its last step
 ENDED_MAX = 1_000  # the most ended transactions whose errors are kept for later steps of their clients
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before the loop runs other tasks
-AGAIN_S = 0.005  # a read that took less is repeated on a newer snapshot if later commits have written its rows
 REDO_S = 5e-6  # seconds to write one changed row again; a turn is at least as long as this takes for all rows
 
 
@@ -121,13 +111,25 @@ class Transactions:
         self.builds = Builds(engine, core.state, durable, self.boundary)
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
         self._visibility = Visibility(engine, core.state, self._interactive, submit, durable, boundary)
-        self._lending = lending = Lending(engine, self._interactive, durable, boundary)
-        self._schema_transactions = SchemaTransactions(lending)
-        self._temporary = TemporaryObjects(lending, workers, bounds)
-        self._grown = GrownTransactions(lending, core, workers)
         lease = lambda *asked: engine.connector().ids.lease(self._interactive.parts.db, *asked)  # noqa: E731
         self.programs = Programs(engine, core, submit, submission, durable, lease)
-        self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
+        lending = Lending(engine, self._interactive, durable, boundary)
+        services = Services(
+            engine,
+            core,
+            lending,
+            self._visibility,
+            submit,
+            submission,
+            durable,
+            boundary,
+            workers,
+            self._check_open,
+            self._close,
+        )
+        self._shared_writer = SharedWriter(services, faults, bounds.loop_ms_max / 1000)
+        self._own_workspace, self._private_copy = OwnWorkspace(services), PrivateCopy(services)
+        self._session_workspaces = SessionWorkspaces(services, bounds)
         self._open: dict[str, OpenTransaction] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._is_closed = False
@@ -150,7 +152,7 @@ class Transactions:
         while True:
             await trio.sleep(min(1.0, idle_s / 4, self._bounds.idle_stream_ms / 4000))
             self.streams.end_late()
-            self._temporary.end_late()
+            self._session_workspaces.end_late()
             now = time.monotonic()
             for tx in list(self._open.values()):
                 if not tx.busy and now - tx.touched > idle_s:
@@ -181,7 +183,7 @@ class Transactions:
         """End the transactions and streams of a client whose link has ended."""
         self.streams.end_owner(owner)
         self.interrupt_owner(owner)
-        self._temporary.end_owner(owner)
+        self._session_workspaces.end_owner(owner)
 
     def close(self) -> None:
         """End all transactions and streams, because the node stops."""
@@ -191,7 +193,7 @@ class Transactions:
             self._end(
                 tx, UnavailableError("the node is stopping; the transaction did not happen: run it at another node")
             )
-        self._temporary.close()
+        self._session_workspaces.close()
         self._interactive.close()
 
     # -- the interface for operators ---------------------------------------------------------------------------------
@@ -314,10 +316,7 @@ class Transactions:
         try:
             yield from self._take_turn(tx)
             try:
-                if tx.work.workspace is not None:
-                    run = partial(self._lending.columns, tx.work, statement)
-                    return (yield from steps.wait(run))
-                return self._engine.explain(statement, tx.work.user, columns=True)
+                return (yield from self._place(tx.work).columns(tx, statement))
             finally:
                 tx.turn.release()
         finally:
@@ -412,6 +411,10 @@ class Transactions:
             f"node {self._core.state.me} has no open transaction {name}; it did not happen: run it again"
         )
 
+    def _check_open(self, tx: OpenTransaction) -> None:
+        """Raise the error of a transaction if it has ended while its step waited."""
+        self._find(tx.owner, tx.name)
+
     def _check_kept(self, tx: OpenTransaction) -> None:
         """End a transaction if rights of its user were taken away, before the next step that needs them."""
         try:
@@ -437,100 +440,62 @@ class Transactions:
     # -- statements ------------------------------------------------------------------------------------------------
 
     def _statements(self, tx: OpenTransaction, request: Request) -> steps.Steps[Answer]:
-        results: list[Result] = []
+        texts = StatementList(request.statements, self._bounds.result_bytes_max)
         began = time.monotonic()
         failed: BedrockishError | None = None
-        room = self._bounds.result_bytes_max
-        last = len(request.statements) - 1
-        until = began + _turn_s(tx.work) if last > 0 else 0.0
+        until = began + _turn_s(tx.work) if len(texts.statements) > 1 else 0.0
         try:
-            if request.temporary and (tx.work.workspace is None or isinstance(tx.work.workspace, GrownTransaction)):
-                yield from self._reach_level(tx)
-                lend = partial(self._temporary.lend, tx.owner, tx.work, request.temporary)
-                tx.told = yield from steps.wait(lend)
-                self._find(tx.owner, tx.name)
-            place = alone = 0
-            while place <= last:
-                statement = request.statements[place]
-                tx.last = statement.sql[:SHOWN_MAX]
-                if self._grown.is_due(tx.work):
-                    yield from self._move_to_workspace(tx)
-                done = 0
-                if alone <= place < last:
-                    done, alone = self._alike(tx, request.statements, place, results)
-                try:
-                    if isinstance(tx.work.workspace, GrownTransaction):
-                        room -= yield from self._run_moved(tx, request.statements, room, results)
-                        done = len(results) - place
-                    if not done:
-                        room -= yield from self._statement(tx, statement, room, results)
-                except UsageError as error:
-                    error.details = {**error.details, **failed_at(results)}
-                    raise
-                place = len(results)
-                self._check_share(tx)
-                if place <= last and time.monotonic() > until:
+            if request.temporary and self._place(tx.work) in (self._shared_writer, self._own_workspace):
+                yield from self._session_workspaces.move(tx, request.temporary)
+            while texts.position < len(texts.statements):
+                yield from self._run_next(tx, texts)
+                if texts.position < len(texts.statements) and time.monotonic() > until:
                     yield trio.lowlevel.checkpoint
-                    self._find(tx.owner, tx.name)
+                    self._check_open(tx)
                     until = time.monotonic() + _turn_s(tx.work)
         except BedrockishError as error:
             failed = error
         if failed is not None and self._open.get(tx.name) is tx:
             self._check_share(tx)  # the log of the transaction keeps a failed statement, too
         yield from self._visibility.wait_for_disk(tx)
+        size = self._bounds.result_bytes_max - texts.room
         if request.statements:
-            took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
-            is_failed = failed is not None
             refused = failed is not None and is_refused(failed)
-            ran = AnsweredRequest(took_s, is_failed, refused, 1, size, request.user, request.trace)
+            took_s = time.monotonic() - began
+            ran = AnsweredRequest(took_s, failed is not None, refused, 1, size, request.user, request.trace)
             self.on_ran(request.texts, ran)
         if failed is not None:
             raise failed
-        encoded = encode_in_steps(results, self._bounds.result_bytes_max - room, by_column=request.by_column)
-        return Answer(encoded, self._visibility.token(tx))
+        return Answer(encode_in_steps(texts.results, size, by_column=request.by_column), self._visibility.token(tx))
 
-    def _move_to_workspace(self, tx: OpenTransaction) -> steps.Steps[None]:
-        """Move a transaction of many rows to a workspace of its own, if there is room for one."""
-        yield from self._reach_level(tx)
-        base = yield from steps.wait(partial(self._grown.move, tx.work, tx.caller))
-        self._find(tx.owner, tx.name)
-        tx.told = tx.told if base is None else base
-
-    def _run_moved(
-        self, tx: OpenTransaction, statements: Sequence[Statement], room: int, results: list[Result]
-    ) -> steps.Steps[int]:
-        """Run the texts that have no result yet in the transaction's workspace, up to one that changes the schema.
-
-        Return about how many bytes their results take.
-        """
-        while True:
-            rest = statements[len(results) :]
-            try:
-                size = yield from steps.wait(partial(self._grown.run, tx.work, rest, results, room))
-            except ClockNeededError:
-                yield partial(self._take_clock, tx)
-                continue
-            self._find(tx.owner, tx.name)
+    def _run_next(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
+        """Run the next text, or several, at the place to which it moves the transaction."""
+        statement = texts.next
+        tx.last = statement.sql[:SHOWN_MAX]
+        if self._own_workspace.is_due(tx.work):
+            yield from self._own_workspace.move(tx)
+        place = self._place(tx.work)
+        if place in (self._shared_writer, self._own_workspace) and self._interactive.is_schema(statement):
+            place = self._private_copy
+        try:
+            yield from place.run(tx, texts)
             self._check_writes(tx.work)
-            return size
+        except UsageError as error:
+            error.details = {**error.details, **failed_at(texts.results)}
+            raise
+        self._check_share(tx)
 
-    def _alike(
-        self, tx: OpenTransaction, statements: Sequence[Statement], first: int, results: list[Result]
-    ) -> tuple[int, int]:
-        """Run consecutive statements with the same text together, and add their results.
-
-        Return the number of statements that were run, and the index before which statements are to be run one by one.
-        """
-        work = tx.work
-        found, alone = self._runner.run_alike(work, statements, first)
-        for statement, result in zip(statements[first:], found, strict=False):
-            if work.log is None:
-                break
-            work.log_statement(Logged(statement, result))
-        results += found
-        if found:
-            self._check_writes(work)
-        return len(found), alone
+    def _place(self, work: TransactionWork) -> Place:
+        """Return the place where a transaction is."""
+        match work.workspace:
+            case None:
+                return self._shared_writer
+            case GrownTransaction():
+                return self._own_workspace
+            case TemporaryTransaction():
+                return self._session_workspaces
+        assert isinstance(work.workspace, Draft)
+        return self._private_copy
 
     def _check_share(self, tx: OpenTransaction) -> None:
         """Raise the error of a transaction that has grown beyond its caller's share of the memory."""
@@ -545,166 +510,11 @@ class Transactions:
         if (work.wrote or has_schema) and not state.roster.is_voter(state.me):
             raise write_refused(state)
 
-    def _statement(
-        self, tx: OpenTransaction, statement: Statement, room: int, results: list[Result]
-    ) -> steps.Steps[int]:
-        """Run one text; add its results, and return about how many bytes they take."""
-        work, interactive = tx.work, self._interactive
-        control = control_of(statement.sql, statement.params)
-        size = 0
-        if control is not None:
-            if work.workspace is not None:
-                yield partial(self._lending.control, work, control)
-            else:
-                interactive.control(work, control)
-                work.log_statement(Logged(control))
-            results.append(Result((), [], -1, work.lastrowid or None))
-        elif work.workspace is not None or interactive.is_schema(statement):
-            if work.workspace is None:
-                yield from self._reach_level(tx)
-            run = partial(self._schema_transactions.run, work, statement, room)
-            last, size = yield from steps.wait(run)
-            self._find(tx.owner, tx.name)
-            results.append(last)
-        else:
-            try:
-                last, size = yield from self._ordinary(tx, statement, room)
-            except (ConstraintError, SqlError) as error:
-                work.log_statement(Logged(statement, failure=error.message))
-                raise
-            work.log_statement(Logged(statement, last), size)
-            results.append(last)
-        self._check_writes(work)
-        return size
-
-    def _ordinary(self, tx: OpenTransaction, statement: Statement, room: int) -> steps.Steps[tuple[Result, int]]:
-        """Run one text of a transaction that has not changed the schema so far."""
-        work, interactive = tx.work, self._interactive
-        taken = 0
-        last: Result | None = None
-        if self._runner.is_long(statement):
-            yield from self._reach_level(tx)
-            try:
-                last, taken = yield from self._runner.run_long(work, tx.request, statement, room)
-            except ClockNeededError:
-                yield partial(self._take_clock, tx)
-                last, taken = yield from self._runner.run_long(work, tx.request, statement, room)
-            self._find(tx.owner, tx.name)
-            return last, taken
-        for piece, params in interactive.pieces(work, statement):
-            if piece.reads_system:
-                yield from self._reach_level(tx)
-            if interactive.needs_snapshot(work, piece):
-                yield from self._snapshot(tx)
-            began, was_current = time.monotonic(), piece.kind == READ and self._visibility.is_current(work)
-            before = dict(self._engine.applied) if was_current else {}
-            try:
-                last, size = yield from self._runner.run(work, tx.request, piece, params, room - taken)
-            except ClockNeededError:
-                yield partial(self._take_clock, tx)
-                last, size = yield from self._runner.run(work, tx.request, piece, params, room - taken)
-            self._find(tx.owner, tx.name)
-            if was_current and time.monotonic() - began < AGAIN_S and not self._visibility.is_current(work):
-                # Later commits have written rows that the transaction has read: it would lose as soon as it writes.
-                if self._engine.batch.is_dirty:
-                    yield self._durable
-                    self._find(tx.owner, tx.name)
-                if self._visibility.move_up(work, before):
-                    last, size = yield from self._runner.run(work, tx.request, piece, params, room - taken)
-                    self._find(tx.owner, tx.name)
-            taken += size
-        assert last is not None
-        return last, taken
-
-    def _reach_level(self, tx: OpenTransaction) -> steps.Steps[None]:
-        if tx.request.read == STRICT and tx.level is None:
-            yield from self._visibility.reach_level(tx, partial(self._find, tx.owner, tx.name))
-
-    async def _take_clock(self, tx: OpenTransaction) -> None:
-        """Give a transaction its clock: later than all commits that were acknowledged anywhere before this call."""
-        asks = (Statement("SELECT transaction_clock()"),)
-        await self._submit(replace(tx.request, command=f"{tx.name}+clock"[-200:], statements=asks, read=STALE))
-        self._find(tx.owner, tx.name)
-        # This value is above the clock that a majority has reached, and above all commits that the statement will see.
-        tx.work.clock = self._engine.scope.take()
-
-    def _snapshot(self, tx: OpenTransaction) -> steps.Steps[None]:
-        """Take a snapshot of the last batch, or of the next one if the last lacks entries that the session has seen."""
-        engine, flushed = self._engine, self._engine.flushed
-        has_seen = covers(flushed.applied, tx.request.token.vector) and flushed.schema == engine.schema_version
-        has_seen = has_seen and covers(flushed.applied, tx.level or {})
-        if not engine.batch.is_away and (not engine.batch.is_dirty or (has_seen and tx.work.base is None)):
-            self._interactive.take_snapshot(tx.work)
-            return
-        taken = trio.Event()
-        self.boundary.call(partial(self._take_snapshot, tx.work, taken))
-        yield self._durable
-        yield taken.wait
-        if self._open.get(tx.name) is not tx:
-            self._interactive.end(tx.work)  # the transaction has ended, and nothing else refers to its snapshot
-            self._find(tx.owner, tx.name)
-        if tx.work.snapshot is None:
-            raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
-
-    def _take_snapshot(self, work: TransactionWork, taken: trio.Event) -> None:
-        if work.ended:  # the step was cancelled, too, so no other code would give the snapshot back
-            taken.set()
-            return
-        try:
-            self._interactive.take_snapshot(work)
-        except UnavailableError as error:
-            logger.warning("%s", error)
-        except Exception as error:  # the waiting step finds that the transaction has no snapshot
-            self._faults.caught(f"taking a snapshot for transaction {work.command}", error)
-        taken.set()
-
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def _commit(self, tx: OpenTransaction, request: Request) -> steps.Steps[Answer]:
-        begun, work = tx.request, tx.work
-        last = replace(begun, statements=(), digest=OPEN, timeout_s=request.timeout_s, longest_s=request.longest_s)
-        running = self._temporary.of(work)
-        if running is not None:
-            return (yield from self._commit_temporary(tx, running, last))
-        if begun.read_only and isinstance(work.workspace, Draft):
-            raise UsageError("the transaction was begun as read-only, and has changed the schema; roll it back")
-        if isinstance(work.workspace, Draft):
-            drafted = yield from steps.wait(partial(self._lending.finish, work))
-            self._find(tx.owner, tx.name)
-            self._close(tx)
-            engine = self._engine
-            prepare = checked(engine.access, begun.user, lambda: replace(drafted, base=dict(engine.applied)))
-            try:
-                return (yield from steps.wait(self._submission(last, prepare)))
-            except UsageError as error:  # the data forbade the schema change when it was to come into force
-                raise type(error)(error.message, **{**error.details, "ended": True}) from error
-        if isinstance(work.workspace, GrownTransaction):
-            prepared = yield from steps.wait(partial(self._lending.finish, work))
-            self._find(tx.owner, tx.name)
-        else:
-            prepared = self._interactive.finish(work)
-        prepared = checked_read(tx, prepared)
-        token = self._visibility.token(tx)
-        self._close(tx)
-        if prepared.readonly and begun.read != STRICT and not prepared.clock:
-            return Answer(prepared.result, token)
-        prepare = checked(self._engine.access, begun.user, lambda: prepared)
-        return (yield from steps.wait(self._submission(last, prepare, shares=may_share(prepared))))
-
-    def _commit_temporary(
-        self, tx: OpenTransaction, running: TemporaryTransaction, last: Request
-    ) -> steps.Steps[Answer]:
-        """Commit a transaction of a session with TEMP objects; the TEMP tables keep its rows if the commit succeeds."""
-        prepared = yield from steps.wait(partial(self._lending.finish, tx.work))
-        self._find(tx.owner, tx.name)
-        prepared = checked_read(tx, prepared)
-        answer = Answer(prepared.result, self._visibility.token(tx))
-        tx.work.workspace = None  # else ``_close`` would roll back its rows in TEMP tables
-        self._close(tx)
-        is_led = not prepared.readonly or tx.request.read == STRICT
-        prepare = checked(self._engine.access, last.user, lambda: prepared)
-        submit = partial(self._submit, last, prepare, once=True) if is_led else None
-        return (yield from steps.wait(partial(self._temporary.end_prepared, running, submit, answer)))
+        last = replace(tx.request, statements=(), digest=OPEN, timeout_s=request.timeout_s, longest_s=request.longest_s)
+        return (yield from self._place(tx.work).commit(tx, last))
 
     async def _settle(self, request: Request) -> Answer:
         """Settle a command: if it has not happened, commit an empty transaction under its id, so that it never will."""

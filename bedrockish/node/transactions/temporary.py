@@ -2,13 +2,13 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import trio
 
+from bedrockish.api.requests import STRICT, Answer, Request
 from bedrockish.config.config import Bounds
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
@@ -20,11 +20,12 @@ from bedrockish.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bedrockish.node.scheduling.workers import WorkerPool
-from bedrockish.node.transactions.callers import RULE, caller_of, has_room
-from bedrockish.node.transactions.lending import Lending
+from bedrockish.node.transactions import steps
+from bedrockish.node.transactions.callers import RULE, has_room
+from bedrockish.node.transactions.open import OpenTransaction, checked
+from bedrockish.node.transactions.places import Place, Services, StatementList
+from bedrockish.node.transactions.visibility import checked_read
 
-T = TypeVar("T")
 FRESH = "+"
 ENDED_MAX = 1_000  # the most dropped workspaces for which the reason is kept for a later step of the client
 ENDING_S, LOOK_S = 5.0, 0.01
@@ -47,19 +48,20 @@ class _Held:
         return running is not None and running.work.ended
 
 
-class TemporaryObjects:
-    """Keeps the TEMP objects of sessions, and runs their transactions there."""
+class SessionWorkspaces(Place):
+    """The workspaces of the sessions that have TEMP objects."""
 
-    def __init__(self, lending: Lending, workers: WorkerPool, bounds: Bounds) -> None:
-        self._lending, self._workers, self._bounds = lending, workers, bounds
+    def __init__(self, services: Services, bounds: Bounds) -> None:
+        super().__init__(services)
+        self._bounds = bounds
         self._held: dict[str, _Held] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    async def lend(self, owner: object, work: TransactionWork, name: str) -> Mapping[str, int] | None:
-        """Move an open transaction to the workspace of its session; return the commits that it sees.
+    def move(self, tx: OpenTransaction, name: str) -> steps.Steps[None]:
+        """Move a transaction to the workspace of its session.
 
         Args:
             name: the name of the session's TEMP objects.
@@ -69,16 +71,22 @@ class TemporaryObjects:
             UnavailableError: the node has no room for TEMP objects of another session.
             ConflictError: data or a schema on which the transaction rests has changed.
         """
+        yield from self._services.reach_level(tx)
+        yield partial(self._move, tx, name)
+        self._services.check_open(tx)
+
+    async def _move(self, tx: OpenTransaction, name: str) -> None:
+        work = tx.work
         self._lending.interactive.check_schema(work)
-        held = self._find(owner, name, caller_of(owner, work.user))
+        held = self._find(tx.owner, name, tx.caller)
         if held.is_ending:
             with trio.move_on_after(ENDING_S):  # an interrupted statement ends soon; wait for its end
                 while held.is_ending:  # noqa: ASYNC110  a thread of the workers ends it
                     await trio.sleep(LOOK_S)
-            held = self._find(owner, name, caller_of(owner, work.user))
+            held = self._find(tx.owner, name, tx.caller)
         if held.workspace.transaction is not None:
             raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
-        tick = self._workers.scope(work.command, work.clock).tick
+        tick = self._services.workers.scope(work.command, work.clock).tick
         assert tick is not None
         if isinstance(work.workspace, OverlayTransaction):
             work.workspace.record()
@@ -88,7 +96,7 @@ class TemporaryObjects:
         if work.workspace is not running:  # ended; perhaps the session's next transaction has the workspace
             raise UnavailableError("the transaction was ended; it did not happen")
         await self._lending.run(work, running.open)
-        return work.base
+        tx.told = work.base
 
     def _take_snapshot(self, work: TransactionWork, running: TemporaryTransaction) -> None:
         if work.ended:
@@ -98,34 +106,22 @@ class TemporaryObjects:
         if error is not None:
             running.stop(error)
 
-    @staticmethod
-    async def end_prepared(running: TemporaryTransaction, submit: Callable[[], Awaitable[T]] | None, read: T) -> T:
-        """End a prepared transaction, and return its answer.
+    def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
+        """Run the next text."""
+        return self._run_in_workspace(tx, texts)
 
-        If the transaction commits, its rows in TEMP tables stay. If it fails, they are rolled back. If its outcome is
-        unknown, all TEMP objects of the session are lost.
-
-        Args:
-            submit: commits the transaction; None: it has only read.
-            read: the answer if it has only read.
-
-        Raises:
-            BedrockishError: the error of ``submit``.
-        """
-        try:
-            answer = read if submit is None else await submit()
-        except BaseException as error:
-            is_known = isinstance(error, BedrockishError) and not isinstance(error, OutcomeUnknownError)
-            running.close(is_lost=not is_known)
-            raise
-        await trio.to_thread.run_sync(running.keep)
-        running.close()
-        return answer
-
-    @staticmethod
-    def of(work: TransactionWork) -> TemporaryTransaction | None:
-        """Return the transaction in the workspace of its session; None if it does not run there."""
-        return work.workspace if isinstance(work.workspace, TemporaryTransaction) else None
+    def commit(self, tx: OpenTransaction, last: Request) -> steps.Steps[Answer]:
+        """Commit the rows of the transaction; the TEMP tables keep theirs if the commit succeeds."""
+        running, services = tx.work.workspace, self._services
+        assert isinstance(running, TemporaryTransaction)
+        prepared = checked_read(tx, (yield from self._finish(tx)))
+        answer = Answer(prepared.result, services.visibility.token(tx))
+        tx.work.workspace = None  # else ``close`` would roll back its rows in TEMP tables
+        services.close(tx)
+        is_led = not prepared.readonly or tx.request.read == STRICT
+        prepare = checked(self._engine.access, last.user, lambda: prepared)
+        submit = partial(services.submit, last, prepare, once=True) if is_led else None
+        return (yield from steps.wait(partial(_end_prepared, running, submit, answer)))
 
     def end_late(self) -> None:
         """Drop the TEMP objects that were idle for too long."""
@@ -182,3 +178,29 @@ class TemporaryObjects:
         self._ended[name] = why
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
+
+
+async def _end_prepared(
+    running: TemporaryTransaction, submit: Callable[[], Awaitable[Answer]] | None, read: Answer
+) -> Answer:
+    """End a prepared transaction, and return its answer.
+
+    If the transaction commits, its rows in TEMP tables stay. If it fails, they are rolled back. If its outcome is
+    unknown, all TEMP objects of the session are lost.
+
+    Args:
+        submit: commits the transaction; None: it has only read.
+        read: the answer if it has only read.
+
+    Raises:
+        BedrockishError: the error of ``submit``.
+    """
+    try:
+        answer = read if submit is None else await submit()
+    except BaseException as error:
+        is_known = isinstance(error, BedrockishError) and not isinstance(error, OutcomeUnknownError)
+        running.close(is_lost=not is_known)
+        raise
+    await trio.to_thread.run_sync(running.keep)
+    running.close()
+    return answer

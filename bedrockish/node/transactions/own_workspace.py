@@ -4,20 +4,21 @@ Open transactions share the engine's connection: each writes its rows again when
 transaction of many rows would write them again after every commit of others. So it moves to a workspace, once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from weakref import WeakSet
 
-from bedrockish.api.requests import Result, Statement
+from bedrockish.api.requests import Answer, Request
 from bedrockish.core.coordinator.revalidation import invalidated
-from bedrockish.core.node import Node
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, UnavailableError
-from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.callers import has_room
-from bedrockish.node.transactions.lending import Lending
+from bedrockish.node.transactions.open import OpenTransaction
+from bedrockish.node.transactions.places import Place, Services, StatementList
 
 GROWN_MAX = 8  # most workspaces at a time; each keeps two connections and up to 48 MiB of pages
 
@@ -35,11 +36,11 @@ class GrownTransaction(OverlayTransaction):
         self.checked: Mapping[str, int] = {}  # the commits with which the transaction's keys were last compared
 
 
-class GrownTransactions:
-    """Moves open transactions of many rows to workspaces, and runs them there."""
+class OwnWorkspace(Place):
+    """The workspace of a transaction that has changed many rows."""
 
-    def __init__(self, lending: Lending, core: Node, workers: WorkerPool) -> None:
-        self._lending, self._core, self._workers = lending, core, workers
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
         self._open: WeakSet[GrownTransaction] = WeakSet()
 
     def is_due(self, work: TransactionWork) -> bool:
@@ -47,32 +48,34 @@ class GrownTransactions:
         is_large = work.weight >= work.moves_at and work.workspace is None
         return is_large and self._lending.interactive.inside is not work
 
-    async def move(self, work: TransactionWork, caller: str) -> Mapping[str, int] | None:
-        """Move a transaction to a workspace, if there is room for one.
-
-        Return the commits that the transaction sees; None if it was not moved.
+    def move(self, tx: OpenTransaction) -> steps.Steps[None]:
+        """Move a transaction here, if there is room for another workspace.
 
         Raises:
             ConflictError: data or a schema on which the transaction rests has changed.
         """
-        engine = self._lending.engine
+        yield from self._services.reach_level(tx)
+        yield partial(self._move, tx)
+        self._services.check_open(tx)
+
+    async def _move(self, tx: OpenTransaction) -> None:
+        work, engine = tx.work, self._engine
         try:
-            if not has_room(GROWN_MAX, (one.caller for one in self._open if not one.is_closed), caller):
+            if not has_room(GROWN_MAX, (one.caller for one in self._open if not one.is_closed), tx.caller):
                 raise UnavailableError("no workspace is free for a transaction of many rows")
             engine.memory.check_large()
             place = Workspace(engine.connector())
         except UnavailableError:
             self._put_off(work)
-            return None
-        tick = self._workers.scope(work.command, work.clock).tick
+            return
+        tick = self._services.workers.scope(work.command, work.clock).tick
         assert tick is not None
-        workspace = GrownTransaction(place, work, tick, caller)
+        workspace = GrownTransaction(place, work, tick, tx.caller)
         self._open.add(workspace)
         await self._lending.begin(work, workspace, partial(self._take_snapshot, work, workspace))
-        if work.workspace is not workspace:
-            return None
-        await self._lending.run(work, workspace.open)
-        return work.base
+        if work.workspace is workspace:
+            await self._lending.run(work, workspace.open)
+            tx.told = work.base
 
     def _take_snapshot(self, work: TransactionWork, moved: GrownTransaction) -> None:
         """Take the snapshot of a workspace; if the transaction cannot go on there, close the workspace."""
@@ -91,23 +94,31 @@ class GrownTransactions:
         """Leave a transaction on the engine's connection until it has twice as many rows or twice as much text."""
         work.moves_at = 2 * work.weight
 
-    async def run(
-        self, work: TransactionWork, statements: Sequence[Statement], results: list[Result], room: int
-    ) -> int:
-        """Run texts in order, as ``OverlayTransaction.run_list`` does.
+    def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
+        """Run the rest of the texts, up to one that changes the schema."""
+        while True:
+            try:
+                size = yield from steps.wait(partial(self._run, tx.work, texts))
+            except ClockNeededError:
+                yield partial(self._services.take_clock, tx)
+                continue
+            self._services.check_open(tx)
+            texts.room -= size
+            return
 
-        Raises:
-            ConflictError: data or a schema on which the transaction rests has changed.
-            BedrockishError: as ``OverlayTransaction.run_list``.
-        """
+    def commit(self, tx: OpenTransaction, last: Request) -> steps.Steps[Answer]:
+        """Commit the rows of the transaction."""
+        return (yield from self._commit_rows(tx, (yield from self._finish(tx)), last))
+
+    async def _run(self, work: TransactionWork, texts: StatementList) -> int:
         moved = work.workspace
         assert isinstance(moved, GrownTransaction)
         assert work.sets is not None
         self._lending.interactive.check_schema(work)
         # Only newer commits are compared here, so that a lost transaction ends early; COMMIT compares all commits since
         # its base.
-        error: BedrockishError | None = invalidated(self._core.state, work.sets, moved.checked)
+        error: BedrockishError | None = invalidated(self._services.core.state, work.sets, moved.checked)
         if error is not None:
             raise error
         moved.checked = dict(self._lending.engine.applied)
-        return await self._lending.run(work, lambda: moved.run_list(statements, results, room))
+        return await self._lending.run(work, lambda: moved.run_list(texts.rest, texts.results, texts.room))

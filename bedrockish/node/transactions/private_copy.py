@@ -1,39 +1,53 @@
 """Open transactions that change the schema; each runs in threads, on a private copy of the database."""
 
+from dataclasses import replace
 from functools import partial
 
-from bedrockish.api.requests import Result, Statement
+from bedrockish.api.requests import Answer, Request
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.open_transaction import ASKED_BYTES, LOG_BYTES, LOG_MAX, TransactionWork
-from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import TooLargeError, UnavailableError, UsageError
-from bedrockish.node.transactions.lending import Lending
+from bedrockish.node.transactions import steps
+from bedrockish.node.transactions.open import OpenTransaction, checked
+from bedrockish.node.transactions.places import Place, Services, StatementList
 
 DRAFTS_MAX = 4  # most private copies at the same time; a copy may take much memory
 
 
-class SchemaTransactions:
-    """Runs the open transactions of one node that change the schema."""
+class PrivateCopy(Place):
+    """The private copy of the database on which a transaction changes the schema."""
 
-    def __init__(self, lending: Lending) -> None:
-        self._lending = lending
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
         self._open: set[TransactionWork] = set()
 
-    async def run(self, work: TransactionWork, statement: Statement, room: int) -> tuple[Result, int]:
-        """Run one text; the first call makes the transaction's private copy.
+    def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
+        """Run the next text; the first that changes the schema makes the copy."""
+        if tx.work.workspace is None:
+            yield from self._services.reach_level(tx)
+        if not isinstance(tx.work.workspace, Draft):
+            yield from steps.wait(partial(self.start, tx.work, texts.room))
+        yield from self._run_in_workspace(tx, texts)
 
-        Return the result of its last statement, and about how many bytes the results take.
+    def commit(self, tx: OpenTransaction, last: Request) -> steps.Steps[Answer]:
+        """Commit the transaction's statements, which every node runs again at the activation."""
+        if tx.request.read_only:
+            raise UsageError("the transaction was begun as read-only, and has changed the schema; roll it back")
+        drafted, engine = (yield from self._finish(tx)), self._engine
+        self._services.close(tx)
+        prepare = checked(engine.access, last.user, lambda: replace(drafted, base=dict(engine.applied)))
+        try:
+            return (yield from steps.wait(self._services.submission(last, prepare)))
+        except UsageError as error:  # the data forbade the schema change when it was to come into force
+            raise type(error)(error.message, **{**error.details, "ended": True}) from error
+
+    async def start(self, work: TransactionWork, room: int) -> None:
+        """Make the copy of a transaction, and repeat its earlier statements there.
 
         Raises:
             ConflictError: the schema has changed, or data that the transaction has read.
-            BedrockishError: as ``Draft.run``.
+            BedrockishError: as ``Draft.open``.
         """
-        if not isinstance(work.workspace, Draft | TemporaryTransaction):
-            await self._start(work, room)
-        workspace = self._lending.workspace(work)
-        return await self._lending.run(work, lambda: workspace.run(statement, room))
-
-    async def _start(self, work: TransactionWork, room: int) -> None:
         self._lending.interactive.check_schema(work)
         if work.log is None:
             raise TooLargeError(

@@ -57,6 +57,18 @@ def test_a_temporary_table_gets_a_computed_column(db: Connection) -> None:
         db.execute("INSERT INTO computed(a) VALUES (7)")
 
 
+def test_failed_alter_of_a_temporary_table_keeps_the_table(db: Connection) -> None:
+    db.execute("CREATE TEMP TABLE mine(a)")
+    db.execute("INSERT INTO mine VALUES (1), (NULL)")
+    opened = db.begin()
+    for at in (opened, db):
+        for check, name in (("a != 1", "CHECK"), ("a != 2", "NOT NULL")):
+            with pytest.raises(SqlError, match=name):
+                at.execute(f"ALTER TABLE mine ADD COLUMN b AS (a + 1) NOT NULL CHECK ({check})")
+            assert at.execute("SELECT * FROM mine").rows == [(1,), (None,)]
+        opened.rollback()
+
+
 def test_temporary_objects_are_in_the_programs_process(
     db: Connection, alone: LocalCluster, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

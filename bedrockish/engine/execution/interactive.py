@@ -670,6 +670,8 @@ class Interactive:
         if self._restore():
             work.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
             return
+        if piece.defines:  # SQLite still has the definition of a failed ALTER
+            db.execute("SELECT 1 FROM sqlite_temp_schema LIMIT 1").fetchall()
         if not isinstance(error, IdsNeededError):  # after that error, the statement runs again at once
             work.sets.read(piece, params, failed=True)
         lastrowid, refusal, partly = db.last_insert_rowid(), capture.failure, False

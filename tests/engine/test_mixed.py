@@ -201,6 +201,16 @@ def test_nondeterministic_statements_of_a_schema_change_are_refused(shop: TestNo
     assert "every node runs each statement" in caught.value.message
 
 
+@pytest.mark.parametrize("sql", ["INSERT INTO item(name) {}", "SELECT EXISTS ({})", "CREATE TABLE told AS {}"])
+def test_statistics_that_a_schema_change_has_gathered_are_not_read_in_it(shop: TestNode, sql: str) -> None:
+    """They have the node's own tables until the end of the change, and would differ between nodes."""
+    shop.run("ANALYZE")
+    reads = sql.format("SELECT stat FROM sqlite_stat1 WHERE tbl GLOB 'bedrockish*'")
+    shop.prepare("ALTER TABLE migration ADD COLUMN more", reads)
+    with pytest.raises(UnsupportedError, match="read them in another transaction"):
+        shop.prepare("ANALYZE", reads)
+
+
 def test_deterministic_statements_of_a_schema_change_are_accepted(shop: TestNode) -> None:
     shop.prepare(
         "ALTER TABLE migration ADD COLUMN more",

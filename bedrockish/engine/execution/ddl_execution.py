@@ -140,7 +140,7 @@ class Mixed:
         results: list[Result] = []
         at, taken = 0, 0
         while at < len(statement.sql):
-            piece, at = self._executor.texts.compiled(statement.sql, self._user, at)
+            piece, at = self._executor.texts.compiled(statement.sql, self._user, at, has_changed=self.changes_schema)
             if piece.stays:
                 raise UnsupportedError(ALONE)
             if piece.kind == EMPTY:
@@ -363,6 +363,8 @@ class Mixed:
         if any(table.lower().startswith("bedrockish_") for table in piece.tables):
             way = "the tables bedrockish_… are each node's own: read them in another transaction"
             raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+        if piece.kind != SCHEMA or piece.fills:
+            self._check_statistics(piece)
         if not self._modules.isdisjoint(table.lower() for table in piece.tables):
             way = "virtual tables show what is a node's own: read them in another transaction"
             raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
@@ -372,6 +374,15 @@ class Mixed:
         for name, way in _DATA if piece.kind == READ and piece.whole_schema else ():
             if _names(piece.sql, name):
                 raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+
+    def _check_statistics(self, piece: Compiled) -> None:
+        """Refuse to read statistics that this change has gathered: until its end, they have a node's own tables."""
+        analyzed = any(table.startswith("sqlite_stat") for table in piece.tables) and any(
+            first_word(step.sql) == "ANALYZE" for step in self.steps
+        )
+        if analyzed:
+            way = "those of ANALYZE have a node's own tables, too: read them in another transaction"
+            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
 
     def _check_stable(self, text: str) -> Lengths:
         """Refuse nondeterministic functions, and the conflict clauses ROLLBACK and FAIL; return the bounds of lengths.

@@ -196,6 +196,9 @@ def test_a_statement_that_changes_the_schema_and_needs_a_setting_is_refused(node
         node.run(with_settings("CREATE TABLE u AS SELECT * FROM t WHERE x LIKE 'a'", SENSITIVE))
     with pytest.raises(UnsupportedError, match="PRAGMA recursive_triggers is the session's own"):
         node.run("CREATE TABLE v(x)", with_settings("REPLACE INTO t VALUES (1, 'b')", RECURSIVE))
+    own = "CREATE TABLE v(x UNIQUE)", "CREATE TRIGGER own AFTER DELETE ON v BEGIN DELETE FROM t; END"
+    with pytest.raises(UnsupportedError, match="PRAGMA recursive_triggers is the session's own"):
+        node.run(*own, with_settings("REPLACE INTO v VALUES ('b')", RECURSIVE))
     node.run(with_settings("CREATE TABLE w AS SELECT * FROM t", SENSITIVE))
     listing = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'T' AND name NOT LIKE 'sqlite%'"
     told = node.run("CREATE TABLE z(x)", with_settings(listing, SENSITIVE), "INSERT INTO z VALUES (1)", listing)

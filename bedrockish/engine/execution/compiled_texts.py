@@ -131,8 +131,11 @@ class CompiledTexts:
         ):
             self.only_writes.add(sql)
 
-    def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Compiled, int]:
+    def compiled(self, sql: str, user: str = "", at: int = 0, *, has_changed: bool = False) -> tuple[Compiled, int]:
         """Compile the statement of a text that begins at or after an offset; return it, and the offset after it.
+
+        Args:
+            has_changed: whether the transaction has changed the schema, so that there may be triggers of its own.
 
         Raises:
             BedrockishError: as ``Guard.compile`` and ``Rights.check``.
@@ -140,12 +143,14 @@ class CompiledTexts:
         rights = self._access.of(user)
         settings, start = split_settings(sql)
         with self._governor.judging(sql):
-            piece, after = self._compile_next(sql, max(at, start), settings, rights)
+            piece, after = self._compile_next(sql, max(at, start), settings, rights, has_changed=has_changed)
         if rights is not None:
             rights.check(piece, self._views)
         return piece, after
 
-    def _compile_next(self, sql: str, at: int, settings: Settings, rights: Rights | None) -> tuple[Compiled, int]:
+    def _compile_next(
+        self, sql: str, at: int, settings: Settings, rights: Rights | None, *, has_changed: bool = False
+    ) -> tuple[Compiled, int]:
         is_limited = rights is not None and rights.role < ADMIN
         optimizes = rights is None or rights.role >= OWNER
         piece, after = self._guard.compile_next(sql, at, is_limited=is_limited, optimizes=optimizes)
@@ -157,7 +162,7 @@ class CompiledTexts:
                 self._db,
                 self._tables.definitions,
                 lambda: guard.compile(text, is_limited=is_limited, optimizes=optimizes),
-                is_temporary=guard.allows_temporary,
+                has_more=has_changed or guard.allows_temporary,
             )
         return piece, after
 

@@ -30,7 +30,7 @@ def settled(
     definitions: Definitions,
     again: Callable[[], Compiled],  # compiles the statement again
     *,
-    is_temporary: bool = False,  # whether the connection may have TEMP triggers
+    has_more: bool = False,  # whether the connection may have triggers that are not in ``definitions``
 ) -> Compiled:
     """Return a statement with the settings of its session that it needs.
 
@@ -44,7 +44,7 @@ def settled(
     found: Settings = NONE
     if TRIGGERS in settings and piece.kind in (WRITE, TEMPORARY) and not piece.defines:
         tables = {folded(name) for name in piece.writes}
-        if (is_temporary or any(map(definitions.has_triggers, tables))) and _needs_triggers(db, piece):
+        if (has_more or any(map(definitions.has_triggers, tables))) and _needs_triggers(db, piece):
             with in_force(db, frozenset({TRIGGERS})):
                 piece = again()
             found |= {TRIGGERS}

@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -289,6 +292,39 @@ def test_a_reader_only_delays_the_end_of_a_checkpoint(make_node: MakeNode) -> No
 
     assert wal_of(node.path).stat().st_size < 25 * FRAME_BYTES
     assert node.rows("SELECT count(*) FROM t") == [(53,)]
+
+
+def test_log_starts_over_while_short_readers_take_turns(make_node: MakeNode) -> None:
+    """One of the readers always needed frames from before the last commit, so the log grew until the disk was full."""
+    node = make_node(limits=Limits(wal_frames=800, wal_frames_max=400))
+    node.run(SCHEMA)
+    node.save()
+    is_over = threading.Event()
+
+    def read() -> None:
+        with closing(apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)) as reader:
+            while not is_over.is_set():
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM t").fetchall()
+                time.sleep(0.005)
+                reader.execute("ROLLBACK")
+
+    readers = [threading.Thread(target=read) for _ in range(6)]
+    for one in readers:
+        one.start()
+    try:
+        most = 0
+        for _ in range(300):
+            node.run("INSERT INTO t(filler) VALUES (zeroblob(3000))")
+            node.save()
+            if node.engine.checkpoint_due:
+                node.engine.wal.checkpoint()
+            most = max(most, node.engine.wal.frames)
+    finally:
+        is_over.set()
+        for one in readers:
+            one.join()
+    assert most < 1_600
 
 
 def test_flushed_commits_survive_a_kill(tmp_path: Path) -> None:

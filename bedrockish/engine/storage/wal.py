@@ -27,6 +27,8 @@ _ZEROS = bytes(RESERVE_BYTES)  # kept, because allocating it each time would tak
 RESERVE_LEAST = 64  # the WAL is lengthened when it has room for fewer frames; a longer batch lengthens it itself
 ROOM_PARTS = 8  # on a small disk, the WAL restarts at 1/8 of the room that the database leaves
 FEWEST_FRAMES = 1_000  # for want of room, the WAL restarts only from this many frames on
+LATE_MS = 100  # how long ``finish`` waits for the readers of a log that is twice too long
+LATE_PARTS = 4  # if readers remain, it waits again when the log has grown by 1/4 of the length at which it restarts
 READERS_MS = 2_000  # how long the end of a node waits for readers of a file that was moved
 OF_MOVED = ".of-moved"  # appended to the name of a log whose file was moved, and another file put in its place
 
@@ -58,6 +60,7 @@ class Wal:
         self._copied = self.frames  # how many frames the last checkpoint has copied
         self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
         self._length = 0  # a lower bound of the file's bytes
+        self._late_at = 0  # frames from which on ``finish`` waits for readers again
         self._reserved_at = self.frames  # frames when ``reserve`` was called last
         self._most_by_room = self._frames_by_room()  # frames at which the WAL restarts because of a small disk
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
@@ -222,7 +225,7 @@ class Wal:
     def grown(self) -> int:
         """Return how many frames were written since the last background checkpoint began."""
         if self.frames < self._copied_at:
-            self._copied_at = self._copied = 0  # the WAL restarted
+            self._copied_at = self._copied = self._late_at = 0  # the WAL restarted
             self._is_held = False
         return self.frames - self._copied_at
 
@@ -288,16 +291,27 @@ class Wal:
 
         The file keeps its length unless it is more than twice ``most`` frames: to cut 130 MB off takes a tenth of a
         second, and a sync is faster if frames overwrite the file than if they lengthen it.
+
+        Short readers that take turns may always leave one that needs old frames. So at twice ``most`` frames, this
+        waits a moment until all present readers have ended: new ones see the newest frames, and delay nothing.
         """
         assert not db.in_transaction
         try:
             frames, copied = db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
-            self._copied = copied
-            if frames == copied:
-                is_large = os.fstat(self._fd).st_size > 2 * self._bounded(most) * FRAME_BYTES
+            self._copied, most = copied, self._bounded(most)
+            is_late = frames >= max(2 * most, self._late_at)
+            if frames != copied and not is_late:
+                return
+            if is_late:
+                self._late_at = frames + most // LATE_PARTS
+                db.set_busy_timeout(LATE_MS)
+            is_large = os.fstat(self._fd).st_size > 2 * most * FRAME_BYTES
+            try:
                 how = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_large else apsw.SQLITE_CHECKPOINT_RESTART
                 db.wal_checkpoint("main", how)
-                self.frames = self._length = 0
+                self.frames = self._length = self._late_at = 0
+            finally:
+                db.set_busy_timeout(0)
         except (apsw.BusyError, apsw.FullError):
             pass  # the background checkpoint runs, a reader needs old frames, or the disk is full: retry later
 

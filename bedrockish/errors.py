@@ -326,7 +326,7 @@ def told_too_early(command: str) -> ConflictError:
 
 
 def _subclasses(cls: type[BedrockishError]) -> dict[str, type[BedrockishError]]:
-    found = {cls.code: cls}
+    found = {cls.code: cls} if "code" in vars(cls) else {}  # an internal class has the code of its base
     for sub in cls.__subclasses__():
         found.update(_subclasses(sub))
     return found

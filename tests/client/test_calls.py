@@ -7,12 +7,14 @@ from typing import Any
 import cbor2
 import pytest
 
+from bedrockish import errors
 from bedrockish.api.requests import SNAPSHOT, STALE, Request, Statement, Token, check_params
 from bedrockish.api.wire import COMMIT, Execute, Step, decode_call, encode_call
 from bedrockish.client.sansio.retry import only_reads
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.state.settings import Settings
-from bedrockish.errors import UsageError
+from bedrockish.engine.statements import clock_functions
+from bedrockish.errors import UsageError, pack_error, unpack_error
 
 
 @pytest.mark.parametrize("longest_s", [0.0, 28.5])
@@ -90,3 +92,12 @@ def test_executing_request_may_use_the_whole_timeout_of_its_client() -> None:
     for stage, other in ((Stage.IN_FLIGHT, request), (Stage.EXECUTING, replace(request, longest_s=0.0))):
         assert not InFlight(5, other, 12.5, stage=stage).extend(state)
     assert decode_call(encode_call(Execute(1, request))) == Execute(1, request)
+
+
+def test_an_error_of_a_node_has_the_class_of_its_code() -> None:
+    """Internal classes without a code of their own, which a program on a node's file also has, never stand for it."""
+    assert clock_functions.ClockNeededError.code == UsageError.code
+    classes = [
+        cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.BedrockishError)
+    ]
+    assert [type(unpack_error(pack_error(cls("why")))) for cls in classes] == classes

@@ -15,7 +15,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import KnownSchema
 from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.statements.rights import Rights
-from bedrockish.errors import ConflictError, UsageError
+from bedrockish.errors import ConflictError, UnavailableError, UsageError
 from bedrockish_journal.model.access_set import AccessSet, object_of
 from bedrockish_journal.model.changes import Change
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -72,13 +72,17 @@ def check_prepared(
     """Check a transaction that a program has prepared against the node's own file.
 
     Raises:
-        UsageError: the base has commits that this node has not applied, or the changes cannot be decoded.
+        UnavailableError: the base has commits that this node has not applied.
+        UsageError: the changes cannot be decoded.
         ConflictError: a changed table is missing or has other columns: the schema has changed since.
         ForbiddenError: the user may not read or write one of the tables.
     """
     late = [f"{leader}{tick}" for leader, tick in prepared.base.items() if applied.get(leader, 0) < tick]
     if late:
-        raise UsageError(f"the transaction depends on {', '.join(late)}, which this node has not applied; run it again")
+        raise UnavailableError(
+            f"the transaction depends on {', '.join(late)}, which this node has not applied; it did not happen: run it "
+            "again"
+        )
     written = set[str]()
     try:
         for change in decode(prepared.changes) if prepared.changes else ():

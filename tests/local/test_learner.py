@@ -120,6 +120,36 @@ def test_conflict_with_a_commit_that_the_learner_lacks_is_raised(
         assert db.execute(f"SELECT a FROM {table} WHERE id = 1", read="strict").value() == 0
 
 
+def test_voter_waits_for_commits_that_a_learners_program_has_seen(
+    db: Connection, cluster: LocalCluster, table: str
+) -> None:
+    """The voter has closed the time of the session's earlier answer, and lacks a large commit that came later."""
+
+    def transact() -> str:
+        with db.transaction() as tx:
+            tx.execute(f"UPDATE {table} SET a = a + length((SELECT max(a) FROM {table} WHERE id > 2)) WHERE id = 1")
+            place = tx.commit().place
+        assert place is not None
+        return place[0]
+
+    db.execute(f"INSERT INTO {table} VALUES (3, 3)")
+    voter = "ABC".index(transact())
+    process = cluster.nodes[voter].process
+    assert process is not None
+    time.sleep(1.5)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with bedrockish.connect(cluster.url((voter + 1) % 3, only=True)) as far:
+            far.execute(f"INSERT INTO {table} VALUES (4, randomblob(6000000))")
+            db.token = far.token
+        threading.Timer(0.5, process.send_signal, (signal.SIGCONT,)).start()
+        transact()
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert db.execute(f"SELECT a FROM {table} WHERE id = 1").value() == 10 + 1 + 6000000
+    assert is_here(db)
+
+
 def test_transfers_of_learners_programs_keep_the_sum(db: Connection, cluster: LocalCluster, table: str) -> None:
     """This holds also while one voter is stopped, and while another is killed."""
     done, stop = [0, 0], threading.Event()

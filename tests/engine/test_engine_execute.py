@@ -149,6 +149,7 @@ def test_values_are_stored_as_sqlite_stores_them(table: TestNode) -> None:
         ("/* x */ VACUUM INTO 'file'", "VACUUM works on a whole file"),
         ("INSERT INTO bedrockish_meta VALUES ('node', 'B')", "can only be read"),
         ("DELETE FROM bedrockish_journal", "can only be read"),
+        ("ANALYZE; INSERT INTO sqlite_stat1 VALUES ('t', NULL, '1')", "run ANALYZE instead"),
         ("UPDATE bedrockish_vote SET held = 1", "no statement may name it"),
         ("DROP TABLE bedrockish_journal", "belong to the database itself"),
         ("ALTER TABLE bedrockish_meta ADD COLUMN x", "belong to the database itself"),

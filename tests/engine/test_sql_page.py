@@ -81,6 +81,7 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
     ],
     "writing `sqlite_sequence`": [
         ("UPDATE sqlite_sequence SET seq = 0", UnsupportedError),
+        ("ANALYZE; INSERT INTO sqlite_stat1 VALUES ('t', NULL, '1')", UnsupportedError),
         ("DELETE FROM sqlite_schema", BedrockishError),
     ],
     "a document that a statement makes": [

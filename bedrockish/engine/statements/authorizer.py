@@ -78,6 +78,7 @@ _SEQUENCE = (
     "dump.sql' and 'bedrockish import new.db'"
 )
 ONLY_READ = "{} belongs to the database itself and can only be read"
+_STATISTICS = "{}: every node gathers the same statistics; run ANALYZE instead, and leave the rows of a dump out"
 _PAST_PACKS = (
     "{} would read {} as stored, which is empty for entries that are packed; name bedrockish_journal in the statement "
     "itself, not in a view or a trigger and not as main.bedrockish_journal"
@@ -212,7 +213,8 @@ class Authorizer:
         self.named.add(named)
         is_by_sqlite = self.analyzes or not self.actions.isdisjoint(DEFINITIONS)
         if is_ours(name) or (name.startswith("sqlite_") and not is_by_sqlite):
-            return _SEQUENCE if name == "sqlite_sequence" else ONLY_READ.format(table)
+            reason = _STATISTICS if name.startswith("sqlite_stat") else ONLY_READ
+            return _SEQUENCE if name == "sqlite_sequence" else reason.format(table)
         self.tables.add(table)
         return None
 

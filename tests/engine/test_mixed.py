@@ -219,6 +219,8 @@ def test_deterministic_statements_of_a_schema_change_are_accepted(shop: TestNode
         "SELECT upper(name), sum(id), group_concat(name) FROM item GROUP BY 1",
         "SELECT abs(-1), value FROM json_each('[1, 2]')",
         "EXPLAIN SELECT 1",
+        "EXPLAIN QUERY PLAN SELECT name FROM item WHERE id = 1",
+        "EXPLAIN INSERT INTO migration(app, more) SELECT name, id FROM item",
     )
 
 

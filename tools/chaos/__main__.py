@@ -34,20 +34,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=3, metavar="C", help="clients for each node (3)")
     parser.add_argument("--directory", type=Path, help="a new directory for history and files, which are then kept")
     parser.add_argument("--files", action="store_true", help="run the clients as programs on the files of the nodes")
+    parser.add_argument("--learner", action="store_true", help="add a node that only reads, with clients of its own")
     parser.add_argument("--debug", action="store_true", help="let nodes log every message, which is slower")
     chosen = parser.parse_args(arguments)
     faults = tuple(filter(None, chosen.faults.split(",")))
     if not faults or not set(faults) <= {*FAULTS, MEMBER}:
         parser.error(f"--faults: there is {', '.join((*FAULTS, MEMBER))}")
-    if {MEMBER, "partition"} <= set(faults):
-        parser.error(f"--faults: {MEMBER} needs links that cannot be cut; leave partition out")
+    if "partition" in faults and (MEMBER in faults or chosen.learner):
+        parser.error(f"--faults: {MEMBER} and --learner need links that cannot be cut; leave partition out")
     if not 1 <= chosen.nodes <= 26 or chosen.clients < 1:
         parser.error("--nodes should be 1 to 26, --clients at least 1")
     if chosen.directory is not None and chosen.directory.exists() and any(chosen.directory.iterdir()):
         parser.error(f"--directory: {chosen.directory} is not empty")
     seconds = chosen.minutes * 60 if chosen.minutes is not None else chosen.seconds or 60.0
     level = "debug" if chosen.debug else "info"
-    plan = Plan(chosen.nodes, seconds, chosen.seed, faults, chosen.clients, level, by_file=chosen.files)
+    plan = Plan(chosen.nodes, seconds, chosen.seed, faults, chosen.clients, level, chosen.files, chosen.learner)
     directory = chosen.directory or Path(tempfile.mkdtemp(prefix="bedrockish-chaos-"))
     began = time.monotonic()
     say = partial(_say, time.monotonic())

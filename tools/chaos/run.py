@@ -21,7 +21,7 @@ from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.verify import verify
 from tools.chaos.cluster import ProxiedCluster, proxied_cluster
 from tools.chaos.faults import FAULTS, MEMBER, QUIET_ROWS, Faults
-from tools.chaos.visitors import SCHEMA, SUM, Visitors, judge, read_events
+from tools.chaos.visitors import SCHEMA, Visitors, check_file, judge, read_events
 from tools.chaos.workload import READ, Workload, read_step
 from tools.checker.check import check
 from tools.checker.history import Operation, write_history
@@ -45,6 +45,7 @@ class Plan:
     level: str = "info"  # the level of the nodes' logs
     # Whether clients are programs that open the file of their node, and read and execute in their own process.
     by_file: bool = False
+    learner: bool = False  # whether one more node only reads; then no links can be cut
     # The faults last until this many writing transactions were acknowledged, but at most ten times ``seconds``.
     updates: int = 0
 
@@ -67,11 +68,13 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
     """
     verdict = Verdict()
     settings = {"log": {"level": plan.level}}
-    names, is_direct = ascii_uppercase[: plan.nodes], MEMBER in plan.faults
-    async with proxied_cluster(directory / "nodes", names, settings, is_direct=is_direct) as cluster:
+    names, is_direct = ascii_uppercase[: plan.nodes], plan.learner or MEMBER in plan.faults
+    async with proxied_cluster(directory / "nodes", names, settings, is_direct=is_direct, http=True) as cluster:
         await cluster.wait_all_ready()
         workload = Workload(cluster, plan.seed, plan.clients, plan.by_file)
-        visitors = [_visitors(cluster, index, plan.seed, directory) for index in range(plan.nodes)]
+        if plan.learner:
+            await cluster.join("learner")
+        visitors = [_visitors(cluster, index, plan.seed, directory) for index in range(len(cluster.nodes))]
         workload.programs.extend(visitors)
         faults = Faults(cluster, random.Random(plan.seed), plan.faults, workload.programs)
         counted: dict[tuple[str, int], Counter[str]] = {}
@@ -107,6 +110,7 @@ def _visitors(cluster: ProxiedCluster, index: int, seed: int, directory: Path) -
     """Return the visitors of a node; their process is not started."""
     node = cluster.nodes[index]
     urls = [cluster.url(number, options="/?connect_timeout=2") for number in range(len(cluster.nodes))]
+    urls += [str(one.http_port) for one in cluster.nodes if one.http_port]
     return Visitors(node.database, urls, directory / f"visits-{node.name}.jsonl", seed, cluster.dark)
 
 
@@ -213,7 +217,7 @@ def _judge_visits(cluster: ProxiedCluster, records: list[Path], verdict: Verdict
         with closing(sqlite3.connect(node.database)) as db:
             visits = db.execute("SELECT who, number FROM visits").fetchall()
             totals = dict(db.execute("SELECT who, visits FROM visitors"))
-            wrong |= dict.fromkeys(judge(events, visits, totals, db.execute(SUM).fetchone()[0]))
+            wrong |= dict.fromkeys([*judge(events, visits, totals), *check_file(node.database)])
     verdict.wrong += list(wrong)
 
 

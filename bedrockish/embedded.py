@@ -29,6 +29,7 @@ from bedrockish.common.linux import check_linux
 from bedrockish.common.machine_limits import why_refused
 from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.local.page import Published, socket_path
+from bedrockish_net.local_socket import NAME_BYTES_MAX, has_short_name
 
 READY_S, STOP_S, LOOK_S = 60.0, 20.0, 0.02
 SQLITE = b"SQLite format 3\0"  # the first bytes of each SQLite file
@@ -241,7 +242,11 @@ def _database(config: Path) -> Path:
         raise ConfigError(f"{config} is not TOML: {error}; correct it, or {advice}") from error
     if not isinstance(named, str):
         raise ConfigError(f"{config} names no database; add the key 'database' with the path of a file")
-    return config.parent / check_path(named, f"{config}: database")
+    path = config.parent / check_path(named, f"{config}: database")
+    if not has_short_name(socket_path(path)):  # the node would serve other machines, and no program of this one
+        longest = NAME_BYTES_MAX - len(socket_path(""))
+        raise ConfigError(f"{config}: {named}: programs use a file whose name has at most {longest} bytes; shorten it")
+    return path
 
 
 def _stop(process: "subprocess.Popen[bytes]", folder: str, owner: int) -> None:

@@ -1,12 +1,13 @@
 """A small certificate authority for one cluster, made by ``bedrockish tls`` with the cryptography package."""
 
 import datetime
-import fcntl
 import ipaddress
 import os
 import re
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from cryptography import x509
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bedrockish.common.durable_files import PART, add_lines, finish, make_folder, write_part
+from bedrockish.common.durable_files import PART, add_lines, finish, lock_folder, make_folder, write_part
 from bedrockish.errors import ConfigError
 
 AUTHORITY_DAYS = 7300
@@ -192,8 +193,7 @@ def locked(directory: Path, *, make: bool) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{error.filename or directory}: {error.strerror}") from error
     try:
-        with suppress(OSError):  # a network file system may have no locks for folders
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        lock_folder(folder, directory, partial(print, file=sys.stderr))
         yield
     finally:
         os.close(folder)

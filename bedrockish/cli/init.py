@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -15,7 +16,7 @@ import click
 
 from bedrockish.api.url import Address, parse_address
 from bedrockish.cli.secure import days_option
-from bedrockish.common.durable_files import make_folder, sync
+from bedrockish.common.durable_files import lock_folder, make_folder, sync
 from bedrockish.config.config import ANY
 from bedrockish.core.state.membership import NAME
 from bedrockish.errors import ConfigError, UsageError
@@ -205,20 +206,14 @@ def init(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Let other ``init`` processes wait for their turn in a folder; yield whether the system has locks for folders.
-
-    The numbers of processes do not tell which of them run: a container has its own, and a shared folder.
-    """
+    """Let other ``init`` processes wait for their turn in a folder; yield whether the system has locks for folders."""
     with ExitStack() as held:
         try:
-            import fcntl  # Windows lacks it
-
             held.callback(os.close, descriptor := os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except (ImportError, OSError):  # such as a network file system
+        except OSError:  # Windows opens no folder
             yield False
         else:
-            yield True
+            yield lock_folder(descriptor, folder, partial(click.echo, err=True))
 
 
 def _remove_killed(folder: Path, mine: Path) -> None:

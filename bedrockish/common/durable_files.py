@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +42,27 @@ def make_folder(path: Path) -> None:
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync(path.parent)
+
+
+def lock_folder(descriptor: int, folder: Path, tell: Callable[[str], None]) -> bool:
+    """Let one process at a time work in an open folder; others wait. Return whether the system has locks for folders.
+
+    The numbers of processes do not tell which of them run: a container has its own, and a shared folder.
+
+    Args:
+        tell: gets a text for the user before this process waits.
+    """
+    try:
+        import fcntl  # Windows lacks it
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"another process works in {folder}; this one begins when that one ends")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except (ImportError, OSError):  # such as a network file system
+        return False
+    return True
 
 
 def write_part(path: Path, data: bytes, mode: int) -> None:

@@ -1,6 +1,7 @@
 """The exceptions of PEP 249, and their mapping from the errors of bedrockish.
 
 Each instance has the original error as its ``__cause__``, and the same message, ``code``, ``retry`` and ``details``.
+The message of a conflict also has the words of SQLite, which many programs search before they try again.
 """
 
 from collections.abc import Mapping
@@ -90,6 +91,7 @@ class NotSupportedError(DatabaseError):
     """Raised for a feature that a replicated database does not have. The text says what to do instead."""
 
 
+LOCKED = " (SQLite would say: database is locked)"
 TOO_BIG, MISMATCH = 18, 20  # SQLITE_TOOBIG, SQLITE_MISMATCH
 BINDINGS = "parameter"  # a word in each error about the number or names of parameters
 
@@ -119,12 +121,13 @@ def standing_for(error: BedrockishError) -> Error:
         cls = IntegrityError
     elif number == TOO_BIG:  # as in sqlite3, for a function of the program that returns an integer of more than 64 bits
         cls = DataError
-    made = cls(error.message, details=error.details)
+    is_conflict = isinstance(error, ConflictError)
+    made = cls(f"{error.message}{LOCKED}" if is_conflict else error.message, details=error.details)
     made.code, made.retry = error.code, error.retry
     if isinstance(number, int) and number in CODES:
         made.sqlite_errorcode, made.sqlite_errorname = number, CODES[number]
     elif error.details.get("interrupted"):
         made.sqlite_errorcode, made.sqlite_errorname = 9, "SQLITE_INTERRUPT"
-    elif isinstance(error, ConflictError):  # programs for sqlite3 retry after SQLITE_BUSY
+    elif is_conflict:  # programs for sqlite3 retry after SQLITE_BUSY
         made.sqlite_errorcode, made.sqlite_errorname = 5, "SQLITE_BUSY"
     return made

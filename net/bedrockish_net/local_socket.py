@@ -31,6 +31,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def has_short_name(path: str) -> bool:
+    """Return whether a file with this path can be a socket that programs reach."""
+    return len(os.fsencode(path)) <= PATH_BYTES_MAX or len(os.fsencode(os.path.basename(path))) <= NAME_BYTES_MAX
+
+
 @contextmanager
 def short_path(path: str) -> Iterator[str]:
     """Yield a path for the same file that fits into a socket address; it is valid inside the block.
@@ -42,7 +47,7 @@ def short_path(path: str) -> Iterator[str]:
         yield path
         return
     folder, name = os.path.split(path)
-    if len(os.fsencode(name)) > NAME_BYTES_MAX:
+    if not has_short_name(path):
         raise OSError(errno.ENAMETOOLONG, f"the name of a Unix socket has at most {NAME_BYTES_MAX} bytes", path)
     descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -203,6 +203,7 @@ def test_init_removes_the_folder_of_a_killed_init(tmp_path: Path) -> None:
             _, said = second.communicate(timeout=30)
     finally:
         os.close(running)
+    assert f"another process works in {tmp_path}; this one begins when that one ends" in said
     assert f"removed {left}, which an init that was killed has left" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == [".init-scripts", "new"], "a user's folder stays"
 

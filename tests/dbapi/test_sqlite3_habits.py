@@ -210,6 +210,18 @@ def test_error_for_a_missing_function_names_two_alternatives(connection: db.Conn
         connection.execute("SELECT mine(1)")
 
 
+def test_conflict_has_the_code_and_the_words_of_a_locked_database(url: str, made: db.Connection) -> None:
+    made.execute("INSERT INTO thing(a) VALUES (4711)")
+    made.commit()
+    with db.connect(url) as other:
+        for one, change in ((made, 1), (other, 2)):
+            one.execute("UPDATE thing SET a = a + ? WHERE a = 4711", (change,))
+        other.commit()
+        with pytest.raises(db.OperationalError, match=r"run it again.*database is locked") as lost:
+            made.commit()
+    assert (lost.value.sqlite_errorcode, lost.value.sqlite_errorname, lost.value.retry) == (5, "SQLITE_BUSY", True)
+
+
 def test_errors_have_sqlites_codes_and_classes(made: db.Connection) -> None:
     """Programs on sqlite3 tell errors apart by these."""
     with pytest.raises(db.IntegrityError) as unique:

@@ -134,6 +134,21 @@ def test_node_imports_no_modules_from_the_folder_of_its_configuration(tmp_path: 
         assert db.execute("SELECT 7").value() == 7
 
 
+def test_node_refuses_a_file_whose_name_is_too_long_for_its_socket(tmp_path: Path) -> None:
+    folder = tmp_path / ("f" * 100)  # a short path may end with a longer name
+    folder.mkdir()
+    for length in (75, 76):
+        (folder / "A.toml").write_text(
+            f'node = "A"\ndatabase = "{"n" * length}"\nlisten = "{embedded._free_address()}"\n'
+        )
+        if length == 75:
+            with node(folder / "A.toml") as made, made.connect() as db:
+                assert db.execute("SELECT 7").value() == 7
+        else:
+            with pytest.raises(ConfigError, match="a file whose name has at most 75 bytes; shorten it"):
+                node(folder / "A.toml")
+
+
 def test_program_without_python_starts_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen program names itself as the interpreter: it would start itself again and again."""
     with monkeypatch.context() as changed:

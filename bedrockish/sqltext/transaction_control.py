@@ -12,14 +12,14 @@ from itertools import islice
 from bedrockish.errors import SqlError, UsageError
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.statement_ends import is_single, statement_start
-from bedrockish.sqltext.tokenizer import NotTokensError, walk
+from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
 
 BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
 SAVEPOINT, RELEASE, ROLLBACK_TO = "SAVEPOINT", "RELEASE", "ROLLBACK TO"
 
 _FIRST = re.compile(r"(BEGIN|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE)
 _BEGINNINGS = frozenset({"BE", "CO", "EN", "RO", "SA", "RE"})  # the first two letters of these words
-_WORDS_MAX = 5
+_WORDS_MAX = 6
 _TO = {("TO",), ("TO", "SAVEPOINT"), ("TRANSACTION", "TO"), ("TRANSACTION", "TO", "SAVEPOINT")}
 
 
@@ -55,6 +55,7 @@ def _parsed(sql: str) -> Control | None:
         found = list(islice((one for one in walk(sql) if one.text != ";"), _WORDS_MAX + 1))
     except NotTokensError:
         return None
+    found = _without_name(found)
     name = found[-1].name
     match [one.text.upper() for one in found]:
         case ["BEGIN"] | ["BEGIN", "TRANSACTION" | "DEFERRED" | "IMMEDIATE" | "EXCLUSIVE"]:
@@ -73,6 +74,15 @@ def _parsed(sql: str) -> Control | None:
             return Control(ROLLBACK_TO, name)
         case _:
             return None
+
+
+def _without_name(found: list[SqlToken]) -> list[SqlToken]:
+    """Return the words of a statement without the name of the transaction, which has no meaning in SQLite either."""
+    at = next((place for place, one in enumerate(found[:3]) if one.is_word("TRANSACTION")), 0) + 1
+    is_named = at > 1 and not found[0].is_word("SAVEPOINT", "RELEASE") and len(found) > at
+    if is_named and found[at].name is not None and not found[at].is_word("TO"):
+        return [*found[:at], *found[at + 1 :]]
+    return found
 
 
 def control_of(sql: str, params: Sized | None) -> Control | None:

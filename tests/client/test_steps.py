@@ -228,6 +228,11 @@ def test_statement_without_an_answer_in_time_fails() -> None:
         ("Commit Transaction", "COMMIT", ""),
         ("sAvepoint é", "SAVEPOINT", "é"),
         ("\tend", "COMMIT", ""),
+        ("BEGIN TRANSACTION [my name]", "BEGIN", ""),
+        ("begin immediate transaction 'foo';", "BEGIN", ""),
+        ("END TRANSACTION foo", "COMMIT", ""),
+        ("ROLLBACK TRANSACTION foo", "ROLLBACK", ""),
+        ("ROLLBACK TRANSACTION foo TO SAVEPOINT a", "ROLLBACK TO", "a"),
     ],
 )
 def test_control_statements_are_recognised(sql: str, kind: str, name: str) -> None:
@@ -243,6 +248,10 @@ def test_control_statements_are_recognised(sql: str, kind: str, name: str) -> No
         "RELEASE a b",
         "beginning",
         "COMMIT TO a",
+        "BEGIN foo",
+        "BEGIN TRANSACTION foo bar",
+        "COMMIT TRANSACTION TO a",
+        "SAVEPOINT transaction a",
         "INSERT INTO b SELECT 1",
         "",
         "B",

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 from bedrockish.errors import BedrockishError, ConstraintError
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import LIKE, NONE, Settings, first_setting, with_settings
-from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, verb_of
+from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, inserts, kind_of, verb_of
 from bedrockish.sqltext.tokenizer import Cut, NotTokensError, spliced, tokens
 
 _MENTIONED = re.compile(r"(?:last_insert_rowid|changes)[\"'`\]]?\s*(?:\(|/\*|--)", re.IGNORECASE)
 TEXT_MAX = 1 << 16  # characters; values are not written into longer texts, which mostly contain data
 _WRITTEN = re.compile(r"\(/\*(.*?)\*/-?[0-9]+\)", re.DOTALL)
-_NAMES = {"last_insert_rowid", "changes", "total_changes"}
+_OF_LATER = {"changes", "total_changes"}  # functions whose values a statement changes only at its end
+_NAMES = {"last_insert_rowid", *_OF_LATER}
 _TABLE, _QUERY = (re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in ("TABLE", "SELECT|VALUES|WITH"))
 _NOTHING = "SELECT 1 WHERE 0"
 WROTE = "wrote"
@@ -136,9 +137,11 @@ class SessionValues:
         except NotTokensError:
             return sql
         cuts: list[Cut] = []
+        is_returned = False  # whether the RETURNING of an INSERT has begun, which returns the id of each new row
         for name, opening, closing in zip(found, found[1:], found[2:], strict=False):
+            is_returned = is_returned or (name.is_word("RETURNING") and inserts(sql))
             called = (name.name or "").lower() if name.kind in ("word", "quoted") else ""
-            if called not in _NAMES or opening.text != "(" or closing.text != ")":
+            if called not in (_OF_LATER if is_returned else _NAMES) or opening.text != "(" or closing.text != ")":
                 continue
             end = closing.start + 1
             shown = sql[name.start : end]

@@ -594,6 +594,24 @@ def test_last_insert_rowid_and_changes_belong_to_the_connection(url: str, mode: 
     other.close()
 
 
+@pytest.mark.parametrize("begin", ["", "BEGIN TRANSACTION named"])
+def test_last_insert_rowid_in_the_returning_of_an_insert_is_that_of_the_new_row(url: str, begin: str) -> None:
+    found = []
+    for connection in (db.connect(url, isolation_level=None), sqlite3.connect(":memory:", isolation_level=None)):
+        connection.execute("DROP TABLE IF EXISTS returned")
+        connection.execute("CREATE TABLE returned(id INTEGER PRIMARY KEY, x)")
+        connection.execute(begin)
+        connection.execute("INSERT INTO returned VALUES (7, 0)")
+        for sql in (
+            "INSERT INTO returned VALUES (8, last_insert_rowid()) RETURNING x, last_insert_rowid(), changes()",
+            "WITH w AS (SELECT 9) REPLACE INTO returned SELECT 9, 0 FROM w RETURNING (SELECT last_insert_rowid())",
+            "UPDATE returned SET x = 5 WHERE id = 7 RETURNING last_insert_rowid()",
+        ):
+            found.append(connection.execute(sql).fetchall())
+        connection.close()
+    assert found[:3] == found[3:] == [[(7, 8, 1)], [(9,)], [(9,)]]
+
+
 def test_rollback_after_a_lost_commit_hides_no_error(url: str) -> None:
     """SQLite keeps the transaction open after a COMMIT that fails, so programs, such as Peewee, send ROLLBACK."""
     with contextlib.closing(db.connect(url)) as other, contextlib.closing(db.connect(url)) as connection:

@@ -238,7 +238,8 @@ def test_tasks_that_update_one_row_all_succeed(cluster: LocalCluster) -> None:
             await connection.execute(text("INSERT INTO owner(id, name) VALUES (1, '0')"))
 
         async def add(session: AsyncSession) -> None:
-            owner = await session.get_one(Owner, 1)
+            owner = await session.get(Owner, 1)
+            assert owner is not None
             owner.name = str(int(owner.name) + 1)
 
         await asyncio.gather(*(run_transaction_async(maker, add) for _ in range(12)))

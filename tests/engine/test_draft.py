@@ -140,6 +140,16 @@ async def test_schema_transaction_replays_earlier_statements(desk: Desk, tmp_pat
     assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
 
 
+async def test_schema_change_follows_a_statement_that_was_explained(desk: Desk) -> None:
+    """The program names pages and the counter of schema changes, which the private copy has in other numbers."""
+    for name in ("first", "second"):
+        work = TransactionWork(serializable=True)
+        for sql in ("DELETE FROM t WHERE id = 1", "EXPLAIN SELECT v FROM t", "EXPLAIN QUERY PLAN DELETE FROM t"):
+            await desk.run(work, sql)
+        await desk.run(work, f"CREATE TABLE {name}(x)")
+        assert await desk.commit(work) == ""
+
+
 async def test_schema_change_follows_a_failure_in_a_table_with_virtual_columns(desk: Desk) -> None:
     """The failed rows left their rowid in the answer of the next statement; the private copy must repeat that."""
     desk.node.run("CREATE TABLE shape(id INTEGER PRIMARY KEY, a, double AS (a * 2) VIRTUAL UNIQUE)")

@@ -18,8 +18,8 @@ import apsw
 from bedrockish.engine.execution.interfaces import Guest
 from bedrockish.engine.sqlite.errors import FOREIGN_WRITER, broken
 from bedrockish.engine.sqlite.limits import Limits
-from bedrockish.engine.storage.wal import Wal
-from bedrockish.errors import DamagedError, EntryMismatchError
+from bedrockish.engine.storage.wal import HELD, Wal
+from bedrockish.errors import DamagedError, EntryMismatchError, NoRoomError
 
 LONG_BYTES = 1 << 20  # a longer batch is flushed in another thread, so that clients need not wait for it
 FRAMES = 500  # an upper bound of the WAL frames of a batch that is not long
@@ -190,6 +190,9 @@ class Batch:
         if not self._actions:
             return False
         self.evict_guest()
+        if not self._wal.has_room():
+            self.failed = True
+            raise NoRoomError(HELD)
         try:
             self._hooks.seal(self.number + 1)
             self.state = WriterState.COMMITTING
@@ -209,6 +212,23 @@ class Batch:
         except apsw.Error as error:
             raise self.broken(error) from error
         return True
+
+    def shorten_log(self) -> None:
+        """Copy and end a log that is long for its disk, if nothing is being written: no batch would end then.
+
+        Raises:
+            DamagedError: the file failed; the node must stop.
+        """
+        is_idle = self.state is WriterState.OPEN and not (self._actions or self.is_away or self.failed)
+        if not (is_idle and self._wal.is_long):
+            return
+        self.evict_guest()
+        try:
+            self.control("COMMIT")
+            self._wal.finish(self._db, self._limits.wal_frames_max)
+            self.open()
+        except apsw.Error as error:
+            raise self.broken(error) from error
 
     def close(self) -> None:
         """Mark the batch as closed, and wait until no other thread has the connection."""

@@ -383,7 +383,10 @@ class Runtime:
                 ("shortening the journal", self.upkeep.watch),
                 ("watching memory", partial(watch_memory, *memory)),
                 ("freeing memory", partial(shrink_when_idle, *idle)),
-                ("watching the disk", partial(watch_disk, self.config.database, self.core.state.health)),
+                (
+                    "watching the disk",
+                    partial(watch_disk, self.config.database, self.core.state.health, self.engine.batch.shorten_log),
+                ),
                 ("looking for troubles", partial(tell_troubles, self.status)),
                 ("building beside tables", self.transactions.builds.watch),
                 ("reading beside the writer", self._reads.run),

@@ -7,9 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
-from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -21,7 +18,6 @@ import pytest
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Vote
 from bedrockish.engine.batch import FRAMES as BATCH_FRAMES
-from bedrockish.engine.storage import wal as wal_module
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.wal import FRAME_BYTES, RESERVE_BYTES, RESERVE_LEAST
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError
@@ -182,28 +178,6 @@ def test_the_wal_stays_small_under_steady_writing(make_node: MakeNode) -> None:
     assert largest < 120 * FRAME_BYTES
 
 
-def test_wal_of_a_small_disk_leaves_room_for_its_checkpoint(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log took the last room of the disk, and the database could not grow by the frames that it had."""
-    pages = 3_000
-    monkeypatch.setattr(wal_module, "FEWEST_FRAMES", 20)
-    node = make_node(limits=Limits(wal_frames=80))
-
-    def left(_file: int) -> SimpleNamespace:
-        used = node.path.stat().st_size + wal_of(node.path).stat().st_size
-        return SimpleNamespace(f_bavail=pages - used // 4096, f_frsize=4096)
-
-    monkeypatch.setattr(os, "fstatvfs", left)
-    node.run(SCHEMA)
-    while (free := left(0).f_bavail) > 100:
-        node.run("INSERT INTO t(filler) VALUES (randomblob(3000))")
-        node.save()
-        if node.engine.checkpoint_due:
-            node.engine.wal.checkpoint()
-        assert wal_of(node.path).stat().st_size // 4096 <= free
-
-
 READER = """
 import sqlite3, sys
 db = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -292,39 +266,6 @@ def test_a_reader_only_delays_the_end_of_a_checkpoint(make_node: MakeNode) -> No
 
     assert wal_of(node.path).stat().st_size < 25 * FRAME_BYTES
     assert node.rows("SELECT count(*) FROM t") == [(53,)]
-
-
-def test_log_starts_over_while_short_readers_take_turns(make_node: MakeNode) -> None:
-    """One of the readers always needed frames from before the last commit, so the log grew until the disk was full."""
-    node = make_node(limits=Limits(wal_frames=800, wal_frames_max=400))
-    node.run(SCHEMA)
-    node.save()
-    is_over = threading.Event()
-
-    def read() -> None:
-        with closing(apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)) as reader:
-            while not is_over.is_set():
-                reader.execute("BEGIN")
-                reader.execute("SELECT count(*) FROM t").fetchall()
-                time.sleep(0.005)
-                reader.execute("ROLLBACK")
-
-    readers = [threading.Thread(target=read) for _ in range(6)]
-    for one in readers:
-        one.start()
-    try:
-        most = 0
-        for _ in range(300):
-            node.run("INSERT INTO t(filler) VALUES (zeroblob(3000))")
-            node.save()
-            if node.engine.checkpoint_due:
-                node.engine.wal.checkpoint()
-            most = max(most, node.engine.wal.frames)
-    finally:
-        is_over.set()
-        for one in readers:
-            one.join()
-    assert most < 1_600
 
 
 def test_flushed_commits_survive_a_kill(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from bedrockish.engine.sqlite.errors import NO_ROOM, broken
 from bedrockish.engine.storage import database_file, scratch_files
 from bedrockish.engine.storage.scratch_files import why_not_writable
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError
+from bedrockish.node.admin import watching
 from bedrockish.node.admin.watching import WriteCheck
 from tests.engine.conftest import MakeNode
 
@@ -121,6 +122,21 @@ async def test_node_that_failed_many_times_waits_a_minute(
     assert limited.why.endswith("a.db could not be written a moment ago (the machine gives no more memory)")
     await room.wait()
     assert trio.current_time() - began == pytest.approx(60, abs=0.01)
+
+
+async def test_node_with_a_long_log_starts_each_minute_to_copy_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The log itself may have taken the room, and only a start gives it back."""
+    monkeypatch.setattr(watching, "why_no_room", lambda *_: "its disk is full")
+    (tmp_path / "a.db-wal").write_bytes(bytes(watching.LONG_LOG_BYTES - 1))
+    with trio.move_on_after(300) as waiting:
+        await WriteCheck(str(tmp_path / "a.db")).wait()
+    assert waiting.cancelled_caught
+    os.truncate(tmp_path / "a.db-wal", watching.LONG_LOG_BYTES)
+    began = trio.current_time()
+    await WriteCheck(str(tmp_path / "a.db")).wait()
+    assert trio.current_time() - began == pytest.approx(60, abs=3)
 
 
 @pytest.mark.parametrize(("suffix", "owner"), [(".lock", 0), ("-wal", 0), ("-shm", 0), ("-wal", os.getuid())])

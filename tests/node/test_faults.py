@@ -555,7 +555,7 @@ async def test_node_stopped_at_its_restart_ends_without_an_error(
 async def test_a_node_only_reads_while_its_disk_is_nearly_full(autojump_clock: MockClock) -> None:
     health, room = Health(), {"free_bytes": 50 << 30, "total_bytes": 100 << 30}
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(watch_disk, "a.db", health, lambda _: dict(room)))
+        nursery.start_soon(partial(watch_disk, "a.db", health, lambda: None, lambda _: dict(room)))
         for free_mib, writes in ((5_000, True), (200, False), (300, False), (500, True)):
             room["free_bytes"] = free_mib << 20
             await trio.sleep(5)

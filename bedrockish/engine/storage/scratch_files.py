@@ -84,7 +84,7 @@ def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> s
     quota, or a file system that the kernel has made read-only.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if most != resource.RLIM_INFINITY and _length(path) + size > most:
+    if most != resource.RLIM_INFINITY and length(path, "", "-wal") + size > most:
         return REASONS[errno.EFBIG]
     probe = scratch_path(path, PROBE)
     try:
@@ -104,13 +104,13 @@ def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> s
     return ""
 
 
-def _length(path: str | os.PathLike[str]) -> int:
-    """Return the size that a database's file may have after a checkpoint: the file's and the WAL's together."""
-    length, file = 0, Path(path).resolve()
-    for suffix in ("", "-wal"):
+def length(path: str | os.PathLike[str], *suffixes: str) -> int:
+    """Return the bytes of a database's files with these suffixes; the file and its WAL have those of a checkpoint."""
+    found, file = 0, Path(path).resolve()
+    for suffix in suffixes:
         with suppress(OSError):
-            length += file.with_name(file.name + suffix).stat().st_size
-    return length
+            found += file.with_name(file.name + suffix).stat().st_size
+    return found
 
 
 def check_room(path: str | os.PathLike[str], size: int = 0) -> None:

@@ -15,6 +15,7 @@ import apsw
 
 from bedrockish.common.durable_files import sync
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lacks_room
+from bedrockish.engine.storage.scratch_files import reserve
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
 from bedrockish_journal.storage.vector_modules import ModuleConnection
 
@@ -30,6 +31,7 @@ FEWEST_FRAMES = 1_000  # for want of room, the WAL restarts only from this many 
 LATE_MS = 100  # how long ``finish`` waits for the readers of a log that is twice too long
 LATE_PARTS = 4  # if readers remain, it waits again when the log has grown by 1/4 of the length at which it restarts
 READERS_MS = 2_000  # how long the end of a node waits for readers of a file that was moved
+HELD = f"a program that reads the database keeps its log from starting over, and the log leaves no room; {FULL}"
 OF_MOVED = ".of-moved"  # appended to the name of a log whose file was moved, and another file put in its place
 
 
@@ -52,29 +54,37 @@ class Wal:
         try:
             if self.frames:
                 self._write_again()
-            self._copy_first()
+            self._most_by_room = self._frames_by_room()  # frames at which the WAL restarts because of a small disk
+            self._copied = self._copy_first()  # how many frames the last checkpoint has copied
+            if not self.has_room():
+                raise NoRoomError(HELD)
         except BaseException:
             self.close()  # no descriptor may leak: a node without room opens its file again and again
             raise
         self._copied_at = self.frames  # frames when the last background checkpoint began
-        self._copied = self.frames  # how many frames the last checkpoint has copied
         self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
         self._length = 0  # a lower bound of the file's bytes
         self._late_at = 0  # frames from which on ``finish`` waits for readers again
         self._reserved_at = self.frames  # frames when ``reserve`` was called last
-        self._most_by_room = self._frames_by_room()  # frames at which the WAL restarts because of a small disk
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
         sync(self._path.parent)
 
-    def _copy_first(self) -> None:
-        """Copy the frames of a killed process into the database file.
+    def _copy_first(self) -> int:
+        """Copy the frames of a killed process into the database file; return how many are copied.
+
+        A log that is long for its disk is then emptied, because it may have taken the room that the node needs.
 
         Raises:
             NoRoomError: the disk is full. The frames stay in the log, and the node waits for room.
         """
         try:
-            self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            frames, copied = self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if frames == copied >= 2 * self._most_by_room:
+                with suppress(apsw.BusyError):
+                    self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                    self.frames = copied = 0
+            return max(0, copied)
         except (apsw.FullError, apsw.IOError) as error:
             if not lacks_room(error, self._db.system_errno):
                 raise
@@ -198,6 +208,26 @@ class Wal:
             return FEWEST_FRAMES
         free = room.f_bavail * room.f_frsize
         return max((free + length) // ROOM_PARTS // FRAME_BYTES, FEWEST_FRAMES)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the log is twice as long as it should be on a disk with so much room."""
+        return self.frames >= 2 * self._most_by_room
+
+    def has_room(self) -> bool:
+        """Return whether the disk has room for the pages by which copying the log will lengthen the database file.
+
+        A log that a reader keeps from starting over would take this room, too, and then could never be copied.
+        """
+        if not self.is_long or self._copied >= self.frames:
+            return True
+        try:
+            room, length = os.fstatvfs(self._fd), os.stat(self._file).st_size
+        except OSError:
+            return True
+        whole = self._db.pragma("page_count") * self._db.pragma("page_size")
+        kept = reserve({"total_bytes": room.f_blocks * room.f_frsize}) // 2
+        return bool(room.f_bavail * room.f_frsize > whole - length + kept)
 
     def _bounded(self, most: int) -> int:
         """Return the frames at which the WAL restarts: ``most``, or fewer on a small disk."""

@@ -13,6 +13,7 @@ from bedrockish.core.protocol.health import DISK_FULL, Health, Mode
 from bedrockish.engine.storage.scratch_files import (
     PROBE_BYTES,
     PROBE_BYTES_MAX,
+    length,
     reserve,
     room_on_disk,
     why_not_writable,
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 PAUSE_S_MAX = 60  # the longest pause before a node that failed repeatedly checks for room
+LONG_LOG_BYTES = 8 << 20  # without such a log, a node waits until other files leave room
 FILES_MAX, RESERVE_FILES = 1 << 20, 200  # the most open files; files reserved for members, SQLite, and the watcher
 
 
@@ -45,10 +47,16 @@ def open_files() -> dict[str, int]:
     return {"open": found, "max": most}
 
 
-async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, int] | None] = room_on_disk) -> None:
+async def watch_disk(
+    path: str,
+    health: Health,
+    shorten_log: Callable[[], None],
+    look: Callable[[str], dict[str, int] | None] = room_on_disk,
+) -> None:
     """Make a node read-only while its disk is nearly full: the rest is reserved for transactions that others decide.
 
     Args:
+        shorten_log: gives back the room that the write-ahead log takes, if nothing is written any more.
         look: returns the free bytes and all bytes of the disk of a path.
     """
     while True:
@@ -65,6 +73,8 @@ async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, 
             elif free > least + least // 2 and DISK_FULL in health.alarms:
                 health.clear_alarm(DISK_FULL)
                 logger.warning("the disk of %s has %d MiB left again: this node writes", path, free >> 20)
+        if DISK_FULL in health.alarms:
+            shorten_log()
         await trio.sleep(LOOK_S)
 
 
@@ -110,8 +120,11 @@ class WriteCheck:
 
     async def wait(self) -> None:
         """Wait until the file can be written."""
+        again_at = trio.current_time() + PAUSE_S_MAX
         await trio.sleep(self._pause_s)
         while why := await trio.to_thread.run_sync(self._why_not_now):
+            if trio.current_time() >= again_at and length(self._path, "-wal") >= LONG_LOG_BYTES:
+                return  # the node's start copies its log, and removes it
             if why != self.why:
                 logger.warning("%s", why)
             self.why = why

@@ -1,0 +1,136 @@
+"""The write-ahead log leaves room on its disk, whatever programs read the file."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from types import SimpleNamespace
+
+import apsw
+import pytest
+
+from bedrockish.engine.storage import wal as wal_module
+from bedrockish.engine.storage.wal import FRAME_BYTES
+from bedrockish.errors import NoRoomError
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import Engine, Limits, TestNode
+from tests.engine.test_engine_file import SCHEMA, wal_of
+
+
+def small_disk(node: TestNode, monkeypatch: pytest.MonkeyPatch, pages: int) -> Callable[[int], SimpleNamespace]:
+    """Let the node's file and log have a disk of so many pages, and return what tells the free ones."""
+
+    def left(_file: int) -> SimpleNamespace:
+        used = sum(path.stat().st_size for path in (node.path, wal_of(node.path)) if path.exists())
+        return SimpleNamespace(f_bavail=pages - used // 4096, f_frsize=4096, f_blocks=pages)
+
+    monkeypatch.setattr(wal_module, "FEWEST_FRAMES", 20)
+    monkeypatch.setattr(os, "fstatvfs", left)
+    return left
+
+
+def test_wal_of_a_small_disk_leaves_room_for_its_checkpoint(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log took the last room of the disk, and the database could not grow by the frames that it had."""
+    node = make_node(limits=Limits(wal_frames=80))
+    left = small_disk(node, monkeypatch, 3_000)
+    node.run(SCHEMA)
+    while (free := left(0).f_bavail) > 100:
+        node.run("INSERT INTO t(filler) VALUES (randomblob(3000))")
+        node.save()
+        if node.engine.checkpoint_due:
+            node.engine.wal.checkpoint()
+        assert wal_of(node.path).stat().st_size // 4096 <= free
+
+
+def test_log_that_a_reader_holds_leaves_the_room_for_its_copy(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log took all of the disk, so it could not be copied after the reader's end either, and the node waited."""
+    node = make_node(limits=Limits(wal_frames=80))
+    left = small_disk(node, monkeypatch, 1_000)
+    node.run(SCHEMA)
+    node.save()
+    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM t").fetchall()
+
+    def write() -> None:
+        for _ in range(300):
+            node.run("INSERT INTO t(filler) VALUES (randomblob(9000))")
+            node.save()
+            if node.engine.checkpoint_due:
+                node.engine.wal.checkpoint()
+
+    with pytest.raises(NoRoomError, match="a program that reads the database"):
+        write()
+    node.engine.batch.give_up()
+    whole = int(node.engine._db.pragma("page_count"))
+    assert left(0).f_bavail >= whole - node.path.stat().st_size // 4096
+    node.engine.close()
+    with pytest.raises(NoRoomError, match="a program that reads the database"):
+        Engine.open(node.path, founding=None)
+    reader.close()
+    again = make_node(path=node.path)
+    assert wal_of(node.path).stat().st_size < 100 * FRAME_BYTES
+    again.run("INSERT INTO t(filler) VALUES (1)")
+    again.save()
+
+
+def test_long_log_of_a_node_that_writes_nothing_is_ended(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that only read for want of room kept the log that took the room."""
+    node = make_node(limits=Limits(wal_frames=80))
+    small_disk(node, monkeypatch, 10_000)
+    node.run(SCHEMA)
+    node.save()
+    node.engine.batch.shorten_log()
+    assert node.engine.wal.frames > 0, "the log is short for the disk"
+    reader = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM t").fetchall()
+    node.run("INSERT INTO t(filler) VALUES (randomblob(2000000))")
+    node.save()
+    small_disk(node, monkeypatch, 1_500)
+    node.engine.wal.checkpoint()
+    node.engine.batch.shorten_log()
+    assert wal_of(node.path).stat().st_size > 500 * FRAME_BYTES
+    reader.close()
+    node.engine.batch.shorten_log()
+    assert wal_of(node.path).stat().st_size == 0
+    node.run("INSERT INTO t(filler) VALUES (1)")
+    node.save()
+
+
+def test_log_starts_over_while_short_readers_take_turns(make_node: MakeNode) -> None:
+    """One of the readers always needed frames from before the last commit, so the log grew until the disk was full."""
+    node = make_node(limits=Limits(wal_frames=800, wal_frames_max=400))
+    node.run(SCHEMA)
+    node.save()
+    is_over = threading.Event()
+
+    def read() -> None:
+        with closing(apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)) as reader:
+            while not is_over.is_set():
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM t").fetchall()
+                time.sleep(0.005)
+                reader.execute("ROLLBACK")
+
+    readers = [threading.Thread(target=read) for _ in range(6)]
+    for one in readers:
+        one.start()
+    try:
+        most = 0
+        for _ in range(300):
+            node.run("INSERT INTO t(filler) VALUES (zeroblob(3000))")
+            node.save()
+            if node.engine.checkpoint_due:
+                node.engine.wal.checkpoint()
+            most = max(most, node.engine.wal.frames)
+    finally:
+        is_over.set()
+        for one in readers:
+            one.join()
+    assert most < 1_600

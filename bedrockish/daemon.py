@@ -36,6 +36,7 @@ from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.cluster.donor import Donor
 from bedrockish.node.cluster.identity import find_cluster, info_for_clients, only_asks
 from bedrockish.node.cluster.membership import addresses
+from bedrockish.node.cluster.unfinished_join import check_joined, end_join
 from bedrockish.node.departure import Departure, drain, say_last
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.published import close_socket, open_socket
@@ -269,7 +270,10 @@ async def _install(config: Config, copy: Path) -> None:
 async def _founding(config: Config, credentials: Credentials) -> Founding:
     """Return the founding state for a new file; in an existing file, only the node's name is checked against it."""
     cluster_id, level, path = "", LEVEL, Path(config.database)
-    if not is_node_file(path):
+    if is_node_file(path):
+        end_join(path)
+    else:
+        check_joined(path)
         check_alone(path, config.node, config.peers)
         cluster_id, level = await find_cluster(config, credentials.entry())
     members = {node: Member(node, str(address)) for node, address in config.peers.items()}

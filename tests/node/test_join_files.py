@@ -1,12 +1,15 @@
-"""The file of a node that joins has its name only when it is whole."""
+"""The file of a node that joins has its name only when it is whole; until then, ``serve`` founds no cluster there."""
 
 from pathlib import Path
 
 import pytest
 
+from bedrockish import daemon
 from bedrockish.config.config import build
 from bedrockish.engine.storage.database_file import is_node_file
+from bedrockish.errors import BedrockishError, ConfigError, MembershipError, OutcomeUnknownError
 from bedrockish.node.cluster import join
+from bedrockish.node.cluster.authentication import Credentials
 from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.membership import Member, Membership, pack_membership
 
@@ -37,3 +40,52 @@ def test_killed_join_by_replay_leaves_no_file_on_which_serve_would_found_a_clust
     make()
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
     assert is_node_file(path)
+
+
+class Admitting:
+    """Stands for the client of a cluster that admits each node, or refuses it with an error."""
+
+    def __init__(self, error: BedrockishError | None) -> None:
+        self.error = error
+
+    async def __aenter__(self) -> "Admitting":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def change_members(self, *_: object, **__: object) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+async def test_serve_founds_no_cluster_after_an_interrupted_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that lost power during the join, and started the node, had a cluster of its own that took writes."""
+    path = tmp_path / "D.sqlite"
+    text = f'node = "D"\ndatabase = "{path}"\nlisten = "127.0.0.1:7"\n'
+    config = build(text=text, file="D.toml", environment={}, flags={})
+
+    async def begin(error: BedrockishError | None, data: BaseException | None) -> None:
+        async def get_data(*_: object, **__: object) -> None:
+            if data is not None:
+                raise data
+
+        monkeypatch.setattr(join, "open_client", lambda *_, **__: Admitting(error))
+        monkeypatch.setattr(join, "_get_data", get_data)
+        await join.join(config, "bedrockish://127.0.0.1:1", replay=False)
+
+    async def found() -> str:
+        return (await daemon._founding(config, Credentials(config))).node
+
+    with pytest.raises(MembershipError):
+        await begin(MembershipError("no"), None)
+    assert await found() == "D", "the cluster has not admitted the node"
+    for error, data in ((OutcomeUnknownError("perhaps"), None), (None, Killed()), (MembershipError("no"), None)):
+        with pytest.raises((BedrockishError, Killed)):
+            await begin(error, data)
+        with pytest.raises(ConfigError, match=r"'bedrockish join' was interrupted before D.sqlite was whole: run it"):
+            await found()
+    await begin(None, None)
+    assert await found() == "D"

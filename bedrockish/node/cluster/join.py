@@ -44,6 +44,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.node.cluster.authentication import Credentials
+from bedrockish.node.cluster.unfinished_join import end_join, mark_join
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.vector import check
@@ -128,10 +129,17 @@ async def _join(config: Config, url: str, path: Path, *, replay: bool) -> None:
     if replay:
         await _check_whole(config, target, entry)
     async with open_client(url, entry=entry) as client:
-        await _insist(client.change_members, MemberChange(ADD, config.node, str(address), store=store))
+        was_marked = mark_join(path)
+        try:
+            await _insist(client.change_members, MemberChange(ADD, config.node, str(address), store=store))
+        except BedrockishError as error:
+            if not (was_marked or isinstance(error, OutcomeUnknownError)):
+                end_join(path)
+            raise
     logger.info("%s is a learner of the cluster now", config.node)
     try:
         await _get_data(config, url, path, store, replay=replay)
+        end_join(path)
     except BaseException:
         logger.warning(
             "%s is a learner without data: run 'bedrockish join' again, or 'bedrockish member remove URL %s'",

@@ -4,6 +4,7 @@ The functions exist in the program's process only, for statements that run there
 resulting rows and keys.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -95,14 +96,16 @@ def progress(handler: Callable[[], Any] | None, steps: int, ending: Callable[[],
         ending: returns a function that ends the program's statement; None while an internal statement runs.
     """
 
-    def ask() -> bool:
-        end = ending()
-        if end is None or handler is None or not handler():
-            return False
-        end()
-        return True
-
     def give(db: apsw.Connection) -> None:
+        of = weakref.ref(db)
+
+        def ask() -> bool:
+            end = None if getattr(of(), "is_shielded", False) else ending()
+            if end is None or handler is None or not handler():
+                return False
+            end()
+            return True
+
         db.set_progress_handler(None if handler is None or steps <= 0 else ask, max(steps, 1), id="program")
 
     return give

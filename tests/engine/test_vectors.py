@@ -3,6 +3,8 @@
 import json
 import random
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from bedrockish_journal.storage import vector_modules
 from bedrockish_journal.verify.replay import digest, replay
 from tests.engine.nodes import TestNode
 from tests.engine.virtual_pair import Pair
+from tools.cluster import clean_environment
 
 pytest.importorskip("sqlite_vec")
 
@@ -270,6 +273,67 @@ def test_module_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         other.engine.close()
     finally:
         vector_modules.installed.cache_clear()
+
+
+SEARCHED = """
+import apsw, os, random, sys, threading, time
+from bedrockish.engine.statements.guard import Guard
+from bedrockish_journal.storage.vector_modules import ModuleConnection
+db = ModuleConnection(sys.argv[1])
+db.execute("CREATE VIRTUAL TABLE v USING vec0(id INTEGER PRIMARY KEY, e float[2])")
+db.execute("INSERT INTO v VALUES (1, '[1,2]')")
+sql = "SELECT id, vec_to_json(e) FROM v"
+"""
+
+
+@pytest.mark.parametrize("end", ["apsw.SQLITE_DENY", "1 / 0"])
+def test_vec0_survives_an_error_while_a_search_compiles_its_statement(end: str, tmp_path: Path) -> None:
+    """The exception of a signal's handler may come in the authorizer, and would end the process."""
+    code = f"""
+guard = Guard(db)
+guard.compile(sql)
+db.authorizer = lambda action, first, *_: {end} if first == "v_rowids" else apsw.SQLITE_OK
+try:
+    db.execute(sql).fetchall()
+except (apsw.Error, ZeroDivisionError):
+    pass
+guard.compile(sql)
+print(db.execute(sql).fetchall())
+"""
+    assert ran(code, tmp_path) == "[(1, '[1.000000,2.000000]')]\n"
+
+
+def test_vec0_survives_interrupts_at_any_moment_of_a_search(tmp_path: Path) -> None:
+    code = """
+sys.setswitchinterval(1e-6)
+current = db
+def interrupt():
+    while True:
+        for _ in range(random.randrange(3000)):
+            pass
+        current.interrupt()
+threading.Thread(target=interrupt, daemon=True).start()
+kept, until = [], time.monotonic() + 1.5
+while time.monotonic() < until:
+    kept.append(db := ModuleConnection(sys.argv[1]))
+    current = db
+    try:
+        Guard(db).compile(sql)
+        db.execute(sql).fetchall()
+    except apsw.Error:
+        pass
+print("alive", flush=True)
+os._exit(0)
+"""
+    assert ran(code, tmp_path) == "alive\n"
+
+
+def ran(code: str, tmp_path: Path) -> str:
+    """Run code after ``SEARCHED`` in a process of its own, and return what it printed."""
+    command = [sys.executable, "-c", SEARCHED + code, str(tmp_path / "made.db")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60)
+    assert ended.returncode == 0, f"{ended.returncode} {ended.stderr}"
+    return ended.stdout
 
 
 def test_connections_do_not_let_sql_load_extensions() -> None:

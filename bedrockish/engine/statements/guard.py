@@ -25,7 +25,7 @@ from bedrockish.engine.statements.rights import JOURNAL, opened
 from bedrockish.errors import BedrockishError, SqlError, UnsupportedError
 from bedrockish.sqltext.statement_ends import first_word, split, statement_end, statement_start
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
-from bedrockish_journal.storage.vector_modules import VECTORS
+from bedrockish_journal.storage.vector_modules import VECTORS, ModuleConnection
 
 ROLES = {READ: READER, TEMPORARY: READER, WRITE: WRITER, SCHEMA: OWNER, EMPTY: 0}
 """Kind of a statement -> the role that a user needs to run it."""
@@ -61,7 +61,8 @@ class Guard:
         self.expansion = Expansion()
         # Returns whether the compilation runs in the node's loop and so blocks it.
         self.is_in_loop: Callable[[], bool] = lambda: False
-        db.authorizer = self._authorize
+        self._vectors = db if isinstance(db, ModuleConnection) else None
+        db.authorizer = self._asked = self._authorize
 
     def compile_next(
         self, sql: str, at: int = 0, *, is_limited: bool = False, optimizes: bool = True
@@ -107,10 +108,14 @@ class Guard:
             piece = self._describe(cursor, text, sql[len(text) :], calls)
             return False
 
+        if self._db.authorizer is not self._asked:  # the handler of a signal has ended ``prepare_vec0``
+            self._db.authorizer = self._asked
         cursor = self._db.cursor()
         cursor.exec_trace = inspect
-        self._calls = calls
         try:
+            if self._vectors is not None:
+                self._vectors.prepare_vec0()
+            self._calls = calls
             # Not from the statement cache: a text that equals a cached one of the node would not be compiled again, and
             # the authorizer would not check it.
             cursor.execute(sql, _NO_VALUES, can_cache=False)
@@ -131,6 +136,8 @@ class Guard:
             raise UnsupportedError(calls.refusal, sql=sql)
         if piece is None:
             return Compiled(sql, EMPTY, (), (), frozenset(), False, "")
+        if self._vectors is not None and piece.kind == SCHEMA:
+            self._vectors.forget_vec0()
         return piece
 
     def _describe(self, cursor: apsw.Cursor, text: str, rest: str, calls: Authorizer) -> Compiled:

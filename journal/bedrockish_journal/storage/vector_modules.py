@@ -8,7 +8,8 @@ import ctypes
 import importlib.util
 import json
 import os
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ VEC0, VEC1 = "vec0", "vec1"
 VECTORS = (VEC0, VEC1)
 PACKAGES = {VEC0: "sqlite-vec", VEC1: "apsw"}
 """The package that brings each module."""
+_TABLES = (
+    "SELECT t.name, c.name FROM {}.sqlite_schema AS t, pragma_table_xinfo(t.name, ?) AS c WHERE c.cid = 0 "
+    "AND t.type = 'table' AND t.rootpage = 0 AND instr(lower(t.sql), 'vec0')"
+)
 _ENTRY = {VEC0: "sqlite3_vec_init", VEC1: None}
 TRAINING_VECTORS, TRAINING_BYTES, TRAINING_CODES = 10_000, 8 << 20, 300_000
 """The bounds on the input of a vec1 model: vectors, their bytes, and vectors times the size of their codes.
@@ -36,6 +41,9 @@ class ModuleConnection(apsw.Connection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._shield = threading.RLock()  # held while no interrupt may come
+        self._seen: dict[str, int] = {}  # attached schema -> its version when ``prepare_vec0`` last saw it
+        self.is_shielded = False  # whether ``prepare_vec0`` runs; then no progress handler may end the statement
         found = _libraries()
         if found:
             self.config(apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 1)
@@ -45,6 +53,47 @@ class ModuleConnection(apsw.Connection):
             if VEC1 in found:
                 for count in (1, 2):
                     self.create_aggregate_function("vec1_train", _Training, count)
+
+    def interrupt(self) -> None:
+        """End the running statements of the connection; see ``prepare_vec0``."""
+        with self._shield:
+            super().interrupt()
+
+    def prepare_vec0(self) -> None:
+        """Let each table of vec0 compile its own statement now, if the schema has changed.
+
+        vec0 compiles the statement that finds a row when a search first needs it. If an interrupt, or an exception in
+        the authorizer, ends this compilation, sqlite-vec 0.1.9 uses a null pointer, and the process ends. A commit of
+        rows of vec0 makes it compile the statement again, on this connection alone: a node's writer, which runs no
+        searches of clients.
+        """
+        if VEC0 not in _libraries():
+            return
+        for schema in self.db_names():
+            name = "" if schema == "temp" else _quoted(schema)
+            version = self.execute(f"PRAGMA {name}.schema_version").get if name else 0
+            if version == self._seen.get(schema, 0):
+                continue
+            with self._shield:
+                authorizer, self.authorizer, self.is_shielded = self.authorizer, None, True
+                try:
+                    named: list[Any] = self.execute(_TABLES.format(name), (schema,)).fetchall()
+                    for table, key in named:
+                        found = f"SELECT * FROM {name}.{_quoted(table)}"
+                        for which in (f"WHERE {_quoted(key)} = -1", "LIMIT 1"):  # the first fails if texts are keys
+                            with suppress(apsw.Error):
+                                self.execute(f"{found} {which}").fetchall()
+                finally:
+                    self.authorizer, self.is_shielded = authorizer, False
+            self._seen[schema] = version
+
+    def forget_vec0(self) -> None:
+        """Let ``prepare_vec0`` run again: after a rollback of a schema change, vec0 has lost its statement."""
+        self._seen.clear()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 SqliteError = apsw.Error

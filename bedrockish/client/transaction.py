@@ -337,8 +337,8 @@ class Transaction:
 
 
 def _is_cancelled(error: BaseException) -> bool:
-    trio = sys.modules.get("trio")
-    return trio is not None and isinstance(error, trio.Cancelled)
+    cancelled = getattr(sys.modules.get("trio"), "Cancelled", None)  # another thread may be importing trio now
+    return cancelled is not None and isinstance(error, cancelled)
 
 
 @asynccontextmanager

@@ -1,9 +1,11 @@
 """Exceptions of signal handlers, such as Ctrl-C, at any moment of a call on a node's file."""
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import apsw
@@ -108,6 +110,15 @@ def test_begin_that_a_signal_ends_leaves_no_snapshot(
     mine.execute(f"DELETE FROM {table}")
     mine.commit()
     mine.close()
+
+
+def test_exception_of_a_signal_is_raised_while_another_thread_imports_trio(
+    db: Connection, table: str, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trio", ModuleType("trio"))  # as in the middle of the import
+    interrupt(LocalTransactions, "_begin")
+    with pytest.raises(KeyboardInterrupt), db.transaction() as tx:
+        tx.run([(f"DELETE FROM {table}", ()), (f"DELETE FROM {table}", ())])
 
 
 @pytest.mark.parametrize("name", ["pin", "unpin"])

@@ -211,6 +211,19 @@ def test_statistics_that_a_schema_change_has_gathered_are_not_read_in_it(shop: T
         shop.prepare("ANALYZE", reads)
 
 
+@pytest.mark.parametrize("rows", ["(2)", "(2), (3)"])
+@pytest.mark.parametrize(
+    "made", ["CREATE TABLE own(id INTEGER PRIMARY KEY AUTOINCREMENT, app)", "CREATE TABLE other(x)"]
+)
+def test_used_up_ids_of_a_schema_change_are_an_error_of_the_table(shop: TestNode, made: str, rows: str) -> None:
+    """SQLite reports a full disk, for which the client would try the request again."""
+    table = "own" if "own" in made else "migration"
+    last = f"INSERT INTO {table}(id, app) VALUES (9223372036854775807, 1)"
+    with pytest.raises(ConstraintError, match=f"table {table} is AUTOINCREMENT and its ids are used up"):
+        shop.prepare(made, last, f"INSERT INTO {table}(app) VALUES {rows}")
+    shop.prepare(made, last)
+
+
 def test_deterministic_statements_of_a_schema_change_are_accepted(shop: TestNode) -> None:
     shop.prepare(
         "ALTER TABLE migration ADD COLUMN more",

@@ -28,7 +28,8 @@ from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.compiled import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
-from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
+from bedrockish.engine.statements.rowid_allocator import error_of_used_up
+from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.sqltext.statement_ends import first_word, statement_start
 from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, parameter_numbers, tokens
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
@@ -318,6 +319,11 @@ class Mixed:
                 raise not_text(texts.table)
             is_kept = True
             return *found, *counts
+        except (ConstraintError, UnavailableError) as error:
+            full = self._drawn.full & piece.writes if isinstance(error.__cause__, apsw.FullError) else ()
+            if full:  # into such a table, SQLite inserts no row without an id, unless it may draw one
+                raise error_of_used_up(min(full)) from error.__cause__
+            raise
         finally:
             if db.in_transaction:
                 if not is_kept:  # for example an INSERT whose RETURNING is refused: drop its rows

@@ -155,7 +155,9 @@ class AutoIds:
                 row = db.execute("SELECT name FROM temp.sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
         except (apsw.FullError, apsw.IOError):  # the disk is full indeed, and SQLite cannot write its temporary file
             return None
-        return None if row is None else _used_up(row[0])
+        except apsw.SQLError:  # SQLite has rolled back the first definition with AUTOINCREMENT
+            return None
+        return None if row is None else error_of_used_up(row[0])
 
     def _next(self, db: apsw.Connection, table: str) -> int | None:
         seen = self._in_table(db, table)
@@ -170,7 +172,7 @@ class AutoIds:
             self._highest[table] = rowid
             return rowid
         if table in self._sequences:
-            raise _used_up(table)
+            raise error_of_used_up(table)
         return None  # the greatest possible id is in use: SQLite itself looks for a free one
 
     def _in_table(self, db: apsw.Connection, table: str) -> int:
@@ -201,5 +203,6 @@ class AutoIds:
             self._seen[table] = max(self._in_table(db, table), rowid)
 
 
-def _used_up(table: str) -> ConstraintError:
+def error_of_used_up(table: str) -> ConstraintError:
+    """Return the error for a row without an id in a table whose ids are used up."""
     return ConstraintError(f"table {table} is AUTOINCREMENT and its ids are used up; give an id", table=table)

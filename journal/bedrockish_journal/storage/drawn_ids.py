@@ -21,7 +21,7 @@ class DrawnIds:
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        self._full: set[str] = set()
+        self.full: set[str] = set()  # the tables in which a row has the highest rowid
         self._met = False  # whether a table has had a row with the highest rowid since this object was made
         # A table into which a row with a drawn rowid may have been inserted; empty if there was no such insert.
         self.table = ""
@@ -33,19 +33,19 @@ class DrawnIds:
             self._read_tables()
 
     def _read_tables(self) -> None:
-        self._full.clear()
+        self.full.clear()
         for table in user_tables(self._db):
             if table.rowid is not None:
                 query = f"SELECT 1 FROM {quote(table.name)} WHERE {table.key_columns[0]} = {HIGHEST}"
                 if self._db.execute(query, can_cache=False).fetchone() is not None:
-                    self._full.add(table.name)
-        self._met = self._met or bool(self._full)
+                    self.full.add(table.name)
+        self._met = self._met or bool(self.full)
 
     def _changed(self, kind: int, _database: str, table: str, rowid: int) -> None:
         if rowid == HIGHEST:
-            self._full.add(table)
+            self.full.add(table)
             self._met = True
-        elif table in self._full and kind == apsw.SQLITE_INSERT:
+        elif table in self.full and kind == apsw.SQLITE_INSERT:
             self.table = table
 
     def __enter__(self) -> None:

@@ -1,8 +1,9 @@
 """The workspaces of a session on the file of its node, and the durable snapshots on which its transactions begin."""
 
-import os
+import io
 import threading
 import time
+import weakref
 
 import apsw
 
@@ -46,18 +47,21 @@ class FileWorkspace:
         self.held: TemporaryWorkspace | None = None
         self._published, self.facts, self._pool = published, facts, pool
         self._dbs: list[apsw.Connection] = []
-        self._wal = -1
+        self._wal: io.FileIO | None = None
         self._attached = pool.attached.version
         reader = self._connect()
         try:
-            self._wal = os.open(published.database + "-wal", os.O_RDONLY | os.O_CLOEXEC)
+            self._wal = io.FileIO(published.database + "-wal")
+            weakref.finalize(self, self._wal.close)  # if the exception of a signal's handler leaves it to no one
             self.schema = pool.schema(reader, facts, -1)  # before the ROLLBACK, so of one snapshot
             reader.execute("ROLLBACK")
             self._first: apsw.Connection | None = reader
             locks = RowLocks(lambda: self.schema.known.schema)
             schema = lambda: self.schema.known  # noqa: E731
             limits = Limits(changes_bytes=published.changes_bytes() or Limits().changes_bytes)
-            connector = Connector(self._reader, pool.prepare, self._wal, pool.ids, limits, locks, schema, pool.access)
+            connector = Connector(
+                self._reader, pool.prepare, self._wal.fileno(), pool.ids, limits, locks, schema, pool.access
+            )
             if has_temporary:
                 self.held = TemporaryWorkspace(connector, TEMPORARY_BYTES)
             self.workspace = self.held.workspace if self.held is not None else Workspace(connector)
@@ -112,9 +116,8 @@ class FileWorkspace:
         for db in self._dbs:
             connections.close(db, (self.facts.device, self.facts.inode))
         self._dbs.clear()
-        if self._wal >= 0:
-            os.close(self._wal)
-            self._wal = -1
+        if self._wal is not None:
+            self._wal.close()
 
 
 def raise_node_needed() -> int:

@@ -4,6 +4,7 @@ import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,10 @@ from bedrockish.client.blocking import Connection
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.errors import DeadlineError, TemporaryLostError
+from bedrockish.local import connections
+from bedrockish.local.page import Published
 from bedrockish.local.reads import LocalReads
 from bedrockish.local.transaction import LocalTransaction
 from bedrockish.local.transactions import LocalTransactions
@@ -282,3 +286,19 @@ def test_function_that_runs_a_statement_in_the_transaction_that_calls_it_is_refu
     mine.commit()
     assert mine.execute(f"SELECT count(*) FROM {table}").fetchone() == (3,)
     mine.close()
+
+
+def test_connection_that_an_exception_leaves_to_no_one_is_closed(node: LocalNode, table: str) -> None:
+    """It would hold its snapshot for ever: SQLite's functions and tables must not refer to it."""
+    published = Published(str(node.database))
+    facts = published.facts()
+    made = connections.connect(published, facts)
+    AutoIds().register(made)
+    made.execute("SELECT safe_clock(), (SELECT count(*) FROM bedrockish_users), count(label) FROM bedrockish_journal")
+    made.execute("SELECT count(*) FROM bedrockish_changes")
+    left = weakref.ref(made)
+    del made
+    gc.collect()
+    assert left() is None
+    connections._closed((facts.device, facts.inode))
+    published.close()

@@ -8,7 +8,9 @@ The loop calls ``take_snapshot``, ``stop``, ``end`` and ``close``; one thread ma
 ``take_snapshot`` and ``end``.
 """
 
+import io
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -65,13 +67,14 @@ class Workspace:
         self.scope = Scope(locks=connector.locks)  # the values of the clock functions of the statement that runs
         self.temporary_bytes = 0  # limit for the TEMP tables of its session, in bytes; 0 if TEMP tables are refused
         self._applied_clock = 0
-        self._wal = os.dup(connector.wal)
+        self._wal = io.FileIO(os.dup(connector.wal))
+        weakref.finalize(self, self._wal.close)  # if the exception of a signal's handler leaves it to no one
         try:
             self._reader = connector.reader()
             give_functions(self._reader, Holder(self.scope))
             self._reader.pragma("cache_size", -READER_KIB)
         except apsw.Error as error:
-            os.close(self._wal)
+            self._wal.close()
             raise UnavailableError(
                 f"the node cannot open another connection to its file ({error}); try again, or raise its limit of "
                 "open files"
@@ -156,9 +159,7 @@ class Workspace:
             self._writer.db.close(True)
             self._writer = None
         self._reader.close(True)
-        if self._wal >= 0:
-            os.close(self._wal)
-            self._wal = -1
+        self._wal.close()
 
     # -- in the thread ---------------------------------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class Workspace:
                 read_schema_again(self._reader)
             pages = self._reader.pragma("page_count")
             if self._writer is None:
-                self._writer = Writer(self._connector, self._wal, self._reader, self._moment, pages)
+                self._writer = Writer(self._connector, self._wal.fileno(), self._reader, self._moment, pages)
                 give_functions(self._writer.db, Holder(self.scope))
                 unpack_on(self._writer.db)
                 self._writer.executor.scope = self.scope

@@ -5,6 +5,7 @@ only at the node that leads the transaction. No function is marked deterministic
 columns of the file must not need the functions, so that any SQLite tool can read the file.
 """
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -91,6 +92,7 @@ class Holder:
 
 def register(db: apsw.Connection, holder: Holder) -> None:
     """Register the clock's functions on a connection; they take their values from the scope in ``holder``."""
+    own = weakref.proxy(db)  # SQLite keeps the functions, which must not keep the connection
 
     def cluster_clock() -> int:
         return holder.require("cluster_clock").take()
@@ -109,7 +111,7 @@ def register(db: apsw.Connection, holder: Holder) -> None:
 
     def safe_clock() -> int:
         # Safe time as stored in this connection's snapshot, which has every commit at or below it.
-        row = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'safe'").fetchone()
+        row = own.execute("SELECT value FROM bedrockish_meta WHERE key = 'safe'").fetchone()
         return 0 if row is None or not isinstance(row[0], int) else row[0]
 
     def skip_locked(*arguments: Value) -> int:

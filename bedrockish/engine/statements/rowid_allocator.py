@@ -8,6 +8,7 @@ Two nodes may share a stripe for a moment, because only one of them knows of a n
 written key, and of two transactions that write the same key, one is executed again.
 """
 
+import weakref
 from collections.abc import Iterable, Set
 from typing import Any
 
@@ -74,13 +75,14 @@ class AutoIds:
 
     def register(self, db: apsw.Connection) -> None:
         """Let a connection's rewritten statements call the function for ids; triggers and DEFAULTs may not call it."""
+        own = weakref.proxy(db)  # SQLite keeps the function, which must not keep the connection
 
         def given(*arguments: Value) -> Value:
             table = arguments[0]
             assert isinstance(table, str)
             if len(arguments) == 1 or arguments[1] is None:
-                return self._next(db, table)
-            self._reserve(db, table, arguments[1])
+                return self._next(own, table)
+            self._reserve(own, table, arguments[1])
             return arguments[1]
 
         db.create_scalar_function(FUNCTION, given, flags=apsw.SQLITE_DIRECTONLY)

@@ -5,6 +5,7 @@ the same snapshot as the rows of other tables, without the hashes of passwords.
 """
 
 import json
+import weakref
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -67,7 +68,7 @@ class ReadTable:
     """A read-only virtual table on one connection; a subclass yields its rows."""
 
     def __init__(self, db: apsw.Connection) -> None:
-        self._db = db
+        self._db = weakref.proxy(db)  # SQLite keeps the table, which must not keep the connection
 
     def rows(self, chosen: str, values: Sequence[Any]) -> Generator[tuple[Value, ...]]:
         """Yield the rows of a query.

@@ -13,6 +13,7 @@ No database is imported here: the functions work with connections of apsw and of
 """
 
 import bz2
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,7 +139,10 @@ class Unpacker:
     """An unpacker of entries on one connection. Its cache is never stale, because an entry never changes."""
 
     def __init__(self, db: AnyConnection) -> None:
-        self._db = db
+        try:
+            self._db: AnyConnection = weakref.proxy(db)  # SQLite keeps the function, which must not keep the connection
+        except TypeError:
+            self._db = db  # of ``sqlite3``
         self._last: dict[str, tuple[int, list[Four]]] = {}  # timeline -> first tick and entries of the last read pack
 
     def __call__(self, leader: object, tick: object, place: object) -> bytes:

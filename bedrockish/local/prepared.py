@@ -68,18 +68,20 @@ def check_prepared(
     known: KnownSchema,  # the tables of the schema in force
     rights: Rights | None,  # the user's rights; None if the user may do everything
     decode: Callable[[bytes], list[Change]],  # decodes the transaction's changes
+    *,
+    is_nodes: bool = False,  # whether another node has executed it, which may have applied more
 ) -> None:
     """Check a transaction that a program has prepared against the node's own file.
 
     Raises:
-        UnavailableError: the base has commits that this node has not applied.
-        UsageError: the changes cannot be decoded.
+        UnavailableError: the base has commits that another node had applied, and this node has not.
+        UsageError: the base has commits that the program cannot have read, or the changes cannot be decoded.
         ConflictError: a changed table is missing or has other columns: the schema has changed since.
         ForbiddenError: the user may not read or write one of the tables.
     """
     late = [f"{leader}{tick}" for leader, tick in prepared.base.items() if applied.get(leader, 0) < tick]
     if late:
-        raise UnavailableError(
+        raise (UnavailableError if is_nodes else UsageError)(
             f"the transaction depends on {', '.join(late)}, which this node has not applied; it did not happen: run it "
             "again"
         )

@@ -151,17 +151,17 @@ class Programs:
             step = Step(0, asked, COMMIT, data, request.user)
             return (yield from steps.wait(partial(self._commit_elsewhere, elsewhere, step)))
         last = replace(request, statements=(), digest=OPEN)
-        prepare = partial(self._check, prepared, request) if is_nodes else lambda: prepared
+        prepare = partial(self._check, prepared, request, is_nodes=True) if is_nodes else lambda: prepared
         execute = checked(engine.access, request.user, prepare)
         # A program reads durable states only. The core looks up whether the command has happened.
         is_read = prepared.readonly and request.read == STRICT and not is_nodes
         base = prepared.base if is_read and engine.journal.command_txid(request.command) is None else None
         return (yield from steps.wait(self._submission(last, execute, shares=may_share(prepared), base=base)))
 
-    def _check(self, prepared: Prepared, request: Request) -> Prepared:
+    def _check(self, prepared: Prepared, request: Request, *, is_nodes: bool = False) -> Prepared:
         engine = self._engine
         known, rights = engine.connector().known(), engine.access.of(request.user)
-        check_prepared(prepared, engine.applied, known, rights, engine.entries.decode)
+        check_prepared(prepared, engine.applied, known, rights, engine.entries.decode, is_nodes=is_nodes)
         return prepared
 
     async def _commit_elsewhere(self, voters: Voters, step: Step) -> Answer:

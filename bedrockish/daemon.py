@@ -330,6 +330,7 @@ async def _serve(
         draw=random.random,
         on_client=_handler(runtime, config, gate, departure),
         judge=runtime.peers.judge,
+        on_stranger=runtime.peers.on_stranger,
         recognise=runtime.peers.recognise,
         host=config.listen.host,
         port=config.listen.port,

@@ -13,6 +13,7 @@ from bedrockish.node.admin.status import IT_WAITS, WAITING
 from bedrockish.node.cluster.identity import ID
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, Incarnations, disbelieve
 from bedrockish.node.cluster.membership import judge, recognise
+from bedrockish.node.cluster.starts import STARTS, read_starts
 from bedrockish.node.peer_output import PeerOutput
 from bedrockish.node.plugins import Plugins
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -128,6 +129,27 @@ class PeerIntake:
         judge(self._core, self._known, hello)
         self._plugins.learn(hello.node, hello.info.get("plugins"))
         self._loop.ring()  # the next turn saves the facts that were learnt about the peer's file
+
+    def on_stranger(self, hello: Hello) -> None:
+        """Stop serving if another cluster has this node as a member, and its file is new: the right one is missing.
+
+        A node without a file and without peers in its configuration founds a cluster, which would take writes of the
+        clients of the other one.
+        """
+        state, theirs = self._core.state, hello.info.get(ID)
+        ours = state.roster.membership
+        is_new = len(read_starts(self._output.info[STARTS])) == 1 or not state.timelines.applied
+        is_alone = set(ours.nodes) == {state.me} and not self._engine.get_meta("began_with").get("began_with")
+        if hello.to != state.me or not (is_new and is_alone) or theirs in (None, "", ours.cluster_id) or state.stuck:
+            return
+        why = (
+            f"{hello.node} has node {state.me} as a member of another cluster, and the file of this one is new: stop "
+            "this node, and put the right file back, such as by mounting its disk; if it is lost, run "
+            f"'bedrockish member replace URL {state.me} NEW' at {hello.node}"
+        )
+        logger.error("%s", why)
+        state.give_up_fetching(why)
+        self._loop.ring()
 
     def recognise(self, hello: Hello) -> None:
         """Check the identity of a peer that answers at its address; see ``membership.recognise``."""

@@ -120,6 +120,8 @@ class Mesh:
         on_client: ClientHandler = _no_clients,
         # Checks the HELLO of each member that dials us; raises RefusedError to refuse the link.
         judge: Callable[[Hello], None] = lambda _: None,
+        # Called with the HELLO of each peer that is not a member, before its link is refused.
+        on_stranger: Callable[[Hello], None] = lambda _: None,
         # Checks the HELLO of each peer that answers us; raises RefusedError to end the link.
         recognise: Callable[[Hello], None] = lambda _: None,
         host: str | None = None,  # address to listen on; None for all addresses of this machine
@@ -149,7 +151,7 @@ class Mesh:
         self._peers = {node: _Peer(address) for node, address in peers.items() if node != hello.node}
         self._on_event = on_event
         self._on_client = on_client
-        self._judge_peer, self._recognise = judge, recognise
+        self._judge_peer, self._on_stranger, self._recognise = judge, on_stranger, recognise
         self._on_log, self._on_fault = on_log, on_fault
         self._draw = draw
         self._host = host
@@ -511,6 +513,7 @@ class Mesh:
     def _answer_to(self, remote: Hello) -> Hello:
         """Return our answer to a caller's HELLO; raise RefusedError to refuse the caller."""
         if remote.role == "peer" and remote.node not in self._peers:
+            self._on_stranger(remote)
             known = ", ".join(sorted([*self._peers, self.hello.node]))
             raise RefusedError(
                 Code.UNKNOWN_MEMBER, f"{remote.node!r} is not a member of {self.hello.cluster!r} here; members: {known}"

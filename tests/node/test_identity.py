@@ -180,6 +180,25 @@ def test_a_file_of_a_newer_release_is_not_opened(tmp_path: Path) -> None:
         Engine.open(path, founding=None)
 
 
+async def test_new_node_stops_serving_if_another_cluster_has_it_as_a_member(tmp_path: Path) -> None:
+    """After its disk was not mounted, the first node of a cluster founded another one, and took writes."""
+    alone = Membership(0, {"A": Member("A", "127.0.0.1:1")}, "ours", LEVEL)
+    engine = Engine.open(tmp_path / "a.db", founding=Founding("A", alone, "store"))
+    runtime = Runtime(engine, config("A", A=1))
+    state, theirs = runtime.core.state, {"cluster_id": "theirs"}
+    for hello in (Hello("B", "c", to="X", info=theirs), Hello("B", "c", to="A", info={"cluster_id": "ours"})):
+        runtime.peers.on_stranger(hello)
+        assert state.trouble == ""
+    began, runtime.output.info[STARTS] = runtime.output.info[STARTS], [*runtime.output.info[STARTS]] * 2
+    state.timelines.applied["A"] = 1
+    runtime.peers.on_stranger(Hello("B", "c", to="A", info=theirs))
+    assert state.trouble == "", "an older cluster goes on when an address of another one is wrong"
+    runtime.output.info[STARTS] = began
+    runtime.peers.on_stranger(Hello("B", "c", to="A", info=theirs))
+    assert state.trouble.startswith("B has node A as a member of another cluster, and the file of this one is new")
+    engine.close()
+
+
 async def test_accusation_of_a_stranger_or_with_impossible_numbers_is_ignored(tmp_path: Path) -> None:
     """A possible accusation bars the node for good, because it may have forgotten promises."""
     ours = Membership(0, {name: Member(name, f"127.0.0.1:{port}") for port, name in enumerate("AB", 1)}, "ours", LEVEL)

@@ -9,7 +9,6 @@ conversions between text and numbers would be wrong in rare cases.
 """
 
 import math
-import threading
 from collections.abc import Callable
 from struct import Struct
 from typing import Any, NamedTuple
@@ -161,16 +160,22 @@ AFFINITY_BLOB, AFFINITY_TEXT = "A", "B"
 AFFINITY_NUMERIC, AFFINITY_INTEGER, AFFINITY_REAL, AFFINITY_FLEXNUM = "C", "D", "E", "F"
 
 
-class _Converter(threading.local):
-    """A private connection for conversions in each thread: only one thread at a time may use an APSW connection."""
-
-    def __init__(self) -> None:
-        self.db = apsw.Connection(":memory:")
-        self.db.execute("CREATE TABLE affinity(B TEXT, C NUMERIC, D INTEGER, E REAL)")
-
-
-_convert = _Converter()
+_converters: list[apsw.Connection] = []  # connections for conversions that no thread uses now
 _CONVERSIONS = {letter: f"INSERT INTO affinity({letter}) VALUES (?) RETURNING {letter}" for letter in "BCDE"}
+
+
+def _converter() -> apsw.Connection:
+    """Return a private connection for conversions; the caller puts it back.
+
+    Connections that belonged to threads would be closed when their threads end, and in a forked child at once. There
+    SQLite's lock may be held for ever, because another thread of the parent has held it.
+    """
+    try:
+        return _converters.pop()
+    except IndexError:
+        made = apsw.Connection(":memory:")
+        made.execute("CREATE TABLE affinity(B TEXT, C NUMERIC, D INTEGER, E REAL)")
+        return made
 
 
 def declared_affinity(declared: str) -> str:
@@ -207,10 +212,11 @@ def apply_affinity(value: Any, affinity: str) -> Any:
             return value
     elif isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    db = _convert.db
+    db = _converter()
     try:
         for row in db.execute("BEGIN").execute(_CONVERSIONS[affinity], (value,)):
             value = row[0]
     finally:
         db.execute("ROLLBACK")
+        _converters.append(db)
     return value

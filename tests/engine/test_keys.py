@@ -1,6 +1,9 @@
 """Encoded keys must sort and be equal exactly as SQLite sorts and compares the values themselves."""
 
+import gc
 import itertools
+import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import apsw
@@ -8,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bedrockish.access_sets import key_encoding
 from bedrockish.access_sets.key_encoding import BINARY, NOCASE, RTRIM, Spec, apply_affinity, encode, encoder, table_key
 from tests.engine.index_keys import index_prefix, prefix_range
 
@@ -113,3 +117,22 @@ def test_values_are_converted_in_several_threads_at_once() -> None:
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda number: [apply_affinity(f"{number}.0", "D") for _ in range(300)], range(8)))
     assert found == [[number] * 300 for number in range(8)]
+
+
+def test_connection_for_conversions_outlives_the_thread_that_used_it() -> None:
+    """Its end may come in a forked child, before any hook, and would wait there for a lock of SQLite for ever."""
+    used: list[weakref.ref[apsw.Connection]] = []
+
+    def convert() -> None:
+        before = set(map(id, apsw.connections()))
+        assert apply_affinity("7", "D") == 7
+        used.extend(weakref.ref(one) for one in apsw.connections() if id(one) not in before)
+
+    key_encoding._converters.clear()
+    thread = threading.Thread(target=convert)
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert len(used) == 1
+    assert used[0]() is not None
+    assert apply_affinity("8", "D") == 8

@@ -17,9 +17,9 @@ from bedrockish.sqltext.tokenizer import Cut, NotTokensError, spliced, tokens
 
 _MENTIONED = re.compile(r"(?:last_insert_rowid|changes)[\"'`\]]?\s*(?:\(|/\*|--)", re.IGNORECASE)
 TEXT_MAX = 1 << 16  # characters; values are not written into longer texts, which mostly contain data
-_WRITTEN = re.compile(r"\(/\*(.*?)\*/-?[0-9]+\)", re.DOTALL)
-_OF_LATER = {"changes", "total_changes"}  # functions whose values a statement changes only at its end
-_NAMES = {"last_insert_rowid", *_OF_LATER}
+_WRITTEN = re.compile(r"(ifnull\(nullif\(last_insert_rowid\(\), 0\), )?\(/\*(.*?)\*/-?[0-9]+\)(?(1)\))", re.DOTALL)
+_ROWID = "last_insert_rowid"
+_NAMES = {_ROWID, "changes", "total_changes"}
 _TABLE, _QUERY = (re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in ("TABLE", "SELECT|VALUES|WITH"))
 _NOTHING = "SELECT 1 WHERE 0"
 WROTE = "wrote"
@@ -137,16 +137,19 @@ class SessionValues:
         except NotTokensError:
             return sql
         cuts: list[Cut] = []
-        is_returned = False  # whether the RETURNING of an INSERT has begun, which returns the id of each new row
+        is_returned = False  # whether the RETURNING of an INSERT has begun, which returns the id of the new row, if any
         for name, opening, closing in zip(found, found[1:], found[2:], strict=False):
             is_returned = is_returned or (name.is_word("RETURNING") and inserts(sql))
             called = (name.name or "").lower() if name.kind in ("word", "quoted") else ""
-            if called not in (_OF_LATER if is_returned else _NAMES) or opening.text != "(" or closing.text != ")":
+            if called not in _NAMES or opening.text != "(" or closing.text != ")":
                 continue
             end = closing.start + 1
             shown = sql[name.start : end]
             shown = shown if "*/" not in shown else f"{called}()"
-            cuts.append((name.start, end, f"(/*{shown}*/{getattr(self, called)})"))
+            written = f"(/*{shown}*/{getattr(self, called)})"
+            if is_returned and called == _ROWID:  # a node begins each request, and each transaction, with an id of 0
+                written = f"ifnull(nullif({_ROWID}(), 0), {written})"
+            cuts.append((name.start, end, written))
         return spliced(sql, cuts)
 
     def write_all(self, texts: Sequence[str]) -> list[str]:
@@ -207,10 +210,12 @@ def shown_names(columns: tuple[str, ...]) -> tuple[str, ...]:
 
     >>> shown_names(("(/*last_insert_rowid()*/7)", "n"))
     ('last_insert_rowid()', 'n')
+    >>> shown_names(("ifnull(nullif(last_insert_rowid(), 0), (/*LAST_INSERT_ROWID()*/7)) + 1",))
+    ('LAST_INSERT_ROWID() + 1',)
     """
     for name in columns:
         if "(/*" in name:
             break
     else:
         return columns
-    return tuple(_WRITTEN.sub(r"\1", name) for name in columns)
+    return tuple(_WRITTEN.sub(r"\2", name) for name in columns)

@@ -612,6 +612,31 @@ def test_last_insert_rowid_in_the_returning_of_an_insert_is_that_of_the_new_row(
     assert found[:3] == found[3:] == [[(7, 8, 1)], [(9,)], [(9,)]]
 
 
+@pytest.mark.parametrize("begin", ["", "BEGIN"])
+def test_last_insert_rowid_in_the_returning_of_an_insert_without_a_new_id_is_that_of_the_session(
+    url: str, begin: str
+) -> None:
+    found = []
+    for connection in (db.connect(url, isolation_level=None), sqlite3.connect(":memory:", isolation_level=None)):
+        connection.execute("DROP TABLE IF EXISTS returned")
+        connection.execute("DROP TABLE IF EXISTS keyed")
+        connection.execute("CREATE TABLE returned(id INTEGER PRIMARY KEY, x)")
+        connection.execute("CREATE TABLE keyed(id PRIMARY KEY) WITHOUT ROWID")
+        connection.execute("INSERT INTO returned VALUES (7, 0)")
+        connection.execute(begin)
+        for sql in (
+            "INSERT INTO returned VALUES (7, 1) ON CONFLICT DO UPDATE SET x = 2 RETURNING last_insert_rowid(), x",
+            "INSERT INTO keyed VALUES (1) RETURNING last_insert_rowid()",
+            "INSERT INTO returned VALUES (8, 0), (7, 1) ON CONFLICT DO UPDATE SET x = 3 RETURNING last_insert_rowid()",
+        ):
+            cursor = connection.execute(sql)
+            assert cursor.description
+            found.append((cursor.description[0][0], cursor.fetchall()))
+        connection.close()
+    name = "last_insert_rowid()"
+    assert found[:3] == found[3:] == [(name, [(7, 2)]), (name, [(7,)]), (name, [(8,), (8,)])]
+
+
 def test_rollback_after_a_lost_commit_hides_no_error(url: str) -> None:
     """SQLite keeps the transaction open after a COMMIT that fails, so programs, such as Peewee, send ROLLBACK."""
     with contextlib.closing(db.connect(url)) as other, contextlib.closing(db.connect(url)) as connection:

@@ -134,3 +134,25 @@ def test_log_starts_over_while_short_readers_take_turns(make_node: MakeNode) -> 
         for one in readers:
             one.join()
     assert most < 1_600
+
+
+def test_log_that_no_reader_holds_is_ended_when_other_files_fill_the_disk(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch during the first copy on the small disk ended the node, and named a reader."""
+    node = make_node(limits=Limits(wal_frames=5_000))
+    node.run(SCHEMA)
+    node.run("INSERT INTO t(filler) VALUES (randomblob(2000000))")
+    node.save()
+    small_disk(node, monkeypatch, 1_000)
+    wal, find = node.engine.wal, node.engine.wal._frames_by_room
+
+    def write() -> int:
+        wal._most_by_room = found = find()
+        node.run("INSERT INTO t(filler) VALUES (1)")
+        node.save()
+        return found
+
+    monkeypatch.setattr(wal, "_frames_by_room", write)
+    wal.checkpoint()
+    assert wal.frames == 0

@@ -56,15 +56,15 @@ class Wal:
                 self._write_again()
             self._most_by_room = self._frames_by_room()  # frames at which the WAL restarts because of a small disk
             self._copied = self._copy_first()  # how many frames the last checkpoint has copied
+            self._is_held = self._copied < self.frames  # whether a reader kept the last checkpoint from copying all
+            self._late_at = 0  # frames from which on ``finish`` waits for readers again
             if not self.has_room():
                 raise NoRoomError(HELD)
         except BaseException:
             self.close()  # no descriptor may leak: a node without room opens its file again and again
             raise
         self._copied_at = self.frames  # frames when the last background checkpoint began
-        self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
         self._length = 0  # a lower bound of the file's bytes
-        self._late_at = 0  # frames from which on ``finish`` waits for readers again
         self._reserved_at = self.frames  # frames when ``reserve`` was called last
         db.wal_autocheckpoint(0)  # an automatic checkpoint would delay some commit
         db.set_wal_hook(self._committed)
@@ -217,9 +217,11 @@ class Wal:
     def has_room(self) -> bool:
         """Return whether the disk has room for the pages by which copying the log will lengthen the database file.
 
-        A log that a reader keeps from starting over would take this room, too, and then could never be copied.
+        A log that a reader keeps from starting over would take this room, too, and then could never be copied. Without
+        such a reader, the log ends with the next batch.
         """
-        if not self.is_long or self._copied >= self.frames:
+        is_held = self._is_held or self._late_at > 0
+        if not (is_held and self.is_long) or self._copied >= self.frames:
             return True
         try:
             room, length = os.fstatvfs(self._fd), os.stat(self._file).st_size

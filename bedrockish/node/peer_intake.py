@@ -1,6 +1,7 @@
 """Input from peers: links that open and end, messages, refusals, and the HELLOs by which nodes recognise each other."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol, assert_never
@@ -23,6 +24,8 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
+NEW_S = 86_400  # a file is new for so long, during the first run of its node
+
 
 class Loop(Protocol):
     """The event loop of the node."""
@@ -43,7 +46,7 @@ class PeerIntake:
         self, core: Node, engine: Engine, known: Incarnations, plugins: Plugins, output: PeerOutput, loop: Loop
     ) -> None:
         self._core, self._engine, self._known, self._plugins = core, engine, known, plugins
-        self._output, self._loop = output, loop
+        self._output, self._loop, self._began = output, loop, time.monotonic()
         # Members whose address leads to a program that refuses this node or is not the member: node -> reason.
         self.wrong_ends: dict[str, str] = {}
         self._strange_to = set[str]()  # members that do not know this node
@@ -138,14 +141,16 @@ class PeerIntake:
         """
         state, theirs = self._core.state, hello.info.get(ID)
         ours = state.roster.membership
-        is_new = len(read_starts(self._output.info[STARTS])) == 1 or not state.timelines.applied
+        is_first = len(read_starts(self._output.info[STARTS])) == 1 and time.monotonic() - self._began < NEW_S
+        is_new = is_first or not state.timelines.applied
         is_alone = set(ours.nodes) == {state.me} and not self._engine.get_meta("began_with").get("began_with")
         if hello.to != state.me or not (is_new and is_alone) or theirs in (None, "", ours.cluster_id) or state.stuck:
             return
         why = (
             f"{hello.node} has node {state.me} as a member of another cluster, and the file of this one is new: stop "
             "this node, and put the right file back, such as by mounting its disk; if it is lost, run "
-            f"'bedrockish member replace URL {state.me} NEW' at {hello.node}"
+            f"'bedrockish member replace URL {state.me} NEW' at {hello.node}; to keep this new cluster instead, stop "
+            f"{hello.node}, and start this node again"
         )
         logger.error("%s", why)
         state.give_up_fetching(why)

@@ -26,6 +26,7 @@ from bedrockish.node.cluster.identity import (
 )
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, disbelieve
 from bedrockish.node.cluster.starts import STARTS, read_starts
+from bedrockish.node.peer_intake import NEW_S
 from bedrockish.node.runtime import Runtime
 from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.membership import Member, Membership
@@ -194,6 +195,10 @@ async def test_new_node_stops_serving_if_another_cluster_has_it_as_a_member(tmp_
     runtime.peers.on_stranger(Hello("B", "c", to="A", info=theirs))
     assert state.trouble == "", "an older cluster goes on when an address of another one is wrong"
     runtime.output.info[STARTS] = began
+    runtime.peers._began -= NEW_S
+    runtime.peers.on_stranger(Hello("B", "c", to="A", info=theirs))
+    assert state.trouble == "", "the node has run for a day since its first start"
+    runtime.peers._began += NEW_S
     runtime.peers.on_stranger(Hello("B", "c", to="A", info=theirs))
     assert state.trouble.startswith("B has node A as a member of another cluster, and the file of this one is new")
     engine.close()

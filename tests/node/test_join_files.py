@@ -7,7 +7,7 @@ import pytest
 from bedrockish import daemon
 from bedrockish.config.config import build
 from bedrockish.engine.storage.database_file import is_node_file
-from bedrockish.errors import BedrockishError, ConfigError, MembershipError, OutcomeUnknownError
+from bedrockish.errors import BedrockishError, ConfigError, MembershipError, OutcomeUnknownError, UnavailableError
 from bedrockish.node.cluster import join
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish_journal.model.levels import LEVEL
@@ -43,10 +43,10 @@ def test_killed_join_by_replay_leaves_no_file_on_which_serve_would_found_a_clust
 
 
 class Admitting:
-    """Stands for the client of a cluster that admits each node, or refuses it with an error."""
+    """Stands for the client of a cluster that admits each node, or answers with errors, the last one repeatedly."""
 
-    def __init__(self, error: BedrockishError | None) -> None:
-        self.error = error
+    def __init__(self, *errors: BedrockishError) -> None:
+        self.errors = list(errors)
 
     async def __aenter__(self) -> "Admitting":
         return self
@@ -55,8 +55,8 @@ class Admitting:
         return None
 
     async def change_members(self, *_: object, **__: object) -> None:
-        if self.error is not None:
-            raise self.error
+        if self.errors:
+            raise self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
 
 
 async def test_serve_founds_no_cluster_after_an_interrupted_join(
@@ -67,12 +67,12 @@ async def test_serve_founds_no_cluster_after_an_interrupted_join(
     text = f'node = "D"\ndatabase = "{path}"\nlisten = "127.0.0.1:7"\n'
     config = build(text=text, file="D.toml", environment={}, flags={})
 
-    async def begin(error: BedrockishError | None, data: BaseException | None) -> None:
+    async def begin(data: BaseException | None, *errors: BedrockishError) -> None:
         async def get_data(*_: object, **__: object) -> None:
             if data is not None:
                 raise data
 
-        monkeypatch.setattr(join, "open_client", lambda *_, **__: Admitting(error))
+        monkeypatch.setattr(join, "open_client", lambda *_, **__: Admitting(*errors))
         monkeypatch.setattr(join, "_get_data", get_data)
         await join.join(config, "bedrockish://127.0.0.1:1", replay=False)
 
@@ -80,12 +80,13 @@ async def test_serve_founds_no_cluster_after_an_interrupted_join(
         return (await daemon._founding(config, Credentials(config))).node
 
     with pytest.raises(MembershipError):
-        await begin(MembershipError("no"), None)
+        await begin(None, MembershipError("no"))
     assert await found() == "D", "the cluster has not admitted the node"
-    for error, data in ((OutcomeUnknownError("perhaps"), None), (None, Killed()), (MembershipError("no"), None)):
+    perhaps, down = OutcomeUnknownError("perhaps"), UnavailableError("no node answers")
+    for data, *errors in ((None, perhaps, down), (None, perhaps), (Killed(),), (None, MembershipError("no"))):
         with pytest.raises((BedrockishError, Killed)):
-            await begin(error, data)
+            await begin(data, *errors)
         with pytest.raises(ConfigError, match=r"'bedrockish join' was interrupted before D.sqlite was whole: run it"):
             await found()
-    await begin(None, None)
+    await begin(None)
     assert await found() == "D"

@@ -194,14 +194,20 @@ def _donors(config: Config, target: Target) -> list[Address]:
 
 async def _insist(change_members: Callable[..., Awaitable[Any]], change: MemberChange) -> None:
     """Make a change under one command id, and retry while its outcome is unknown."""
-    command = new_command()
-    for _ in range(4):
+    command, unknown = new_command(), None
+    for _ in range(5):
         try:
             await change_members(change, command=command)
             return
         except OutcomeUnknownError as error:
-            logger.info("asking again: %s", error.message)
-    await change_members(change, command=command)
+            logger.info("the change may have happened: %s", error.message)
+            unknown = error
+        except UnavailableError as error:  # says nothing about the calls before this one
+            if unknown is None:
+                raise
+            raise unknown from error
+    assert unknown is not None
+    raise unknown
 
 
 async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -> tuple[Joining, bytes, str]:

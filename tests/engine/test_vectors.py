@@ -13,6 +13,7 @@ import apsw
 import pytest
 
 from bedrockish.access_sets.change_capture import Capture
+from bedrockish.engine.statements.guard import Guard
 from bedrockish.errors import ConfigError, ConstraintError, SqlError, UnsupportedError
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.storage import vector_modules
@@ -303,6 +304,16 @@ print(db.execute(sql).fetchall())
     assert ran(code, tmp_path) == "[(1, '[1.000000,2.000000]')]\n"
 
 
+def test_exception_of_a_signal_leaves_no_connection_without_its_handlers() -> None:
+    """The program's progress handler ended no statement any more."""
+    db = vector_modules.ModuleConnection(":memory:")
+    guard = Guard(db)
+    db.authorizer, db.is_shielded = None, True
+    guard.compile("SELECT 1")
+    assert db.authorizer is not None
+    assert not db.is_shielded
+
+
 def test_vec0_survives_interrupts_at_any_moment_of_a_search(tmp_path: Path) -> None:
     code = """
 sys.setswitchinterval(1e-6)
@@ -314,7 +325,7 @@ def interrupt():
         current.interrupt()
 threading.Thread(target=interrupt, daemon=True).start()
 kept, until = [], time.monotonic() + 1.5
-while time.monotonic() < until:
+while time.monotonic() < until and len(kept) < 500:  # each has a file open
     kept.append(db := ModuleConnection(sys.argv[1]))
     current = db
     try:

@@ -110,6 +110,8 @@ class Guard:
 
         if self._db.authorizer is not self._asked:  # the handler of a signal has ended ``prepare_vec0``
             self._db.authorizer = self._asked
+            if self._vectors is not None:
+                self._vectors.is_shielded = False
         cursor = self._db.cursor()
         cursor.exec_trace = inspect
         try:

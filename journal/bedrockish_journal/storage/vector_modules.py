@@ -75,8 +75,9 @@ class ModuleConnection(apsw.Connection):
             if version == self._seen.get(schema, 0):
                 continue
             with self._shield:
-                authorizer, self.authorizer, self.is_shielded = self.authorizer, None, True
+                authorizer = self.authorizer
                 try:
+                    self.authorizer, self.is_shielded = None, True
                     named: list[Any] = self.execute(_TABLES.format(name), (schema,)).fetchall()
                     for table, key in named:
                         found = f"SELECT * FROM {name}.{_quoted(table)}"
@@ -84,7 +85,7 @@ class ModuleConnection(apsw.Connection):
                             with suppress(apsw.Error):
                                 self.execute(f"{found} {which}").fetchall()
                 finally:
-                    self.authorizer, self.is_shielded = authorizer, False
+                    self.is_shielded, self.authorizer = False, authorizer
             self._seen[schema] = version
 
     def forget_vec0(self) -> None:

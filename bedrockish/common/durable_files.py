@@ -58,7 +58,8 @@ def lock_folder(descriptor: int, folder: Path, tell: Callable[[str], None]) -> b
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell(f"another process works in {folder}; this one begins when that one ends")
+            with suppress(OSError):  # standard error is closed
+                tell(f"another process works in {folder}; this one begins when that one ends")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
     except (ImportError, OSError):  # such as a network file system
         return False

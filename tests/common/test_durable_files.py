@@ -1,12 +1,13 @@
 """Small files that are made durable, on file systems that sync no directories, too."""
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
-from bedrockish.common.durable_files import make_folder, sync
+from bedrockish.common.durable_files import lock_folder, make_folder, sync
 
 
 def test_folder_that_cannot_be_synced_counts_as_durable_and_a_file_does_not(
@@ -32,3 +33,20 @@ def test_folder_on_a_failing_disk_is_an_error(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output error"):
         make_folder(tmp_path / "new")
+
+
+def test_a_process_waits_for_a_folder_although_its_user_cannot_be_told(tmp_path: Path) -> None:
+    first, second = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
+    fcntl.flock(first, fcntl.LOCK_EX)
+
+    def tell(_: str) -> None:
+        fcntl.flock(first, fcntl.LOCK_UN)
+        raise BrokenPipeError
+
+    try:
+        assert lock_folder(second, tmp_path, tell)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(first)
+        os.close(second)

@@ -213,15 +213,19 @@ class Batch:
             raise self.broken(error) from error
         return True
 
-    def shorten_log(self) -> None:
-        """Copy and end a log that is long for its disk, if nothing is being written: no batch would end then.
+    def shorten_log(self) -> bool:
+        """End a log that is long for its disk, if nothing is being written: no batch would end then.
+
+        Return False if a checkpoint in another thread must copy most of it first.
 
         Raises:
             DamagedError: the file failed; the node must stop.
         """
         is_idle = self.state is WriterState.OPEN and not (self._actions or self.is_away or self.failed)
         if not (is_idle and self._wal.is_long):
-            return
+            return True
+        if not self._wal.is_nearly_copied(self._limits.wal_frames):
+            return False
         self.evict_guest()
         try:
             self.control("COMMIT")
@@ -229,6 +233,7 @@ class Batch:
             self.open()
         except apsw.Error as error:
             raise self.broken(error) from error
+        return True
 
     def close(self) -> None:
         """Mark the batch as closed, and wait until no other thread has the connection."""

@@ -377,16 +377,15 @@ class Runtime:
             nursery.start_soon(self._loop.watch_time)  # wakes the loop when the core has work at a certain time
             memory = self.engine, self.config.limits, self.transactions, self.output, self.callers
             idle = self.engine, self.reports.latency
+            shorten_log = partial(self._checkpoints.shorten_log, nursery)
+            disk = self.config.database, self.core.state.health, shorten_log
             for what, watch in (
                 ("watching open transactions", self.transactions.watch),
                 ("watching background workers", self.workers.watch),
                 ("shortening the journal", self.upkeep.watch),
                 ("watching memory", partial(watch_memory, *memory)),
                 ("freeing memory", partial(shrink_when_idle, *idle)),
-                (
-                    "watching the disk",
-                    partial(watch_disk, self.config.database, self.core.state.health, self.engine.batch.shorten_log),
-                ),
+                ("watching the disk", partial(watch_disk, *disk)),
                 ("looking for troubles", partial(tell_troubles, self.status)),
                 ("building beside tables", self.transactions.builds.watch),
                 ("reading beside the writer", self._reads.run),

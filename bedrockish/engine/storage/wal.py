@@ -280,9 +280,12 @@ class Wal:
         frames, most = self.frames + more, self._bounded(most)
         if frames < most:
             return False  # the usual case comes first, because each batch calls this several times
+        return self.is_nearly_copied(few) or (frames >= 2 * most and not self._is_held)
+
+    def is_nearly_copied(self, few: int) -> bool:
+        """Return whether so few frames are left to copy that the whole node may wait for it."""
         self.grown()
-        left = self.frames - self._copied
-        return left < _left_max(few) or (frames >= 2 * most and not self._is_held)
+        return self.frames - self._copied < _left_max(few)
 
     def checkpoint(self) -> tuple[int, int]:
         """Copy frames of the WAL into the database file as far as readers allow, without blocking them or the writer.

@@ -27,6 +27,11 @@ class Checkpoints:
             self._is_running = True
             nursery.start_soon(self._run)
 
+    def shorten_log(self, nursery: trio.Nursery) -> None:
+        """End a log that is long for its disk, although nothing is written; first, copy it in the background."""
+        if not self._engine.batch.shorten_log():
+            self.begin(nursery)
+
     async def _run(self) -> None:
         try:
             await trio.to_thread.run_sync(self._engine.wal.checkpoint)

@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Protocol
 
 WAIT_S = 5.0  # how long a fork waits for other threads
@@ -71,8 +72,13 @@ def watch_forks(known: Inherited) -> None:
 
 
 def wait_at_forks(running: Running) -> None:
-    """Let each fork from now on wait until no thread is inside SQLite for the object."""
-    _RUNNING.add(running)
+    """Let each fork from now on wait until no thread is inside SQLite for the object; let a present one end first."""
+    is_held = threading.get_ident() not in FORKING and _fork_lock.acquire(timeout=WAIT_S)
+    try:
+        _RUNNING.add(running)
+    finally:
+        if is_held:
+            _fork_lock.release()
 
 
 def stand_still() -> bool:
@@ -99,7 +105,8 @@ def _before_fork() -> None:
     FORKING[threading.get_ident()] = held
     while True:
         missing = 0
-        for lock in [lock for running in list(_RUNNING) for lock in running.fork_locks()]:
+        # Each lock is acquired before the next one is looked up: the first ones prevent that further ones are made.
+        for lock in chain.from_iterable(running.fork_locks() for running in list(_RUNNING)):
             if lock.acquire(timeout=_ASK_S):
                 held.append(lock)  # at once: Ctrl-C may end this function, and ``_after_fork`` still has to release it
             else:

@@ -6,7 +6,7 @@ snapshot is released within a tenth of a second, because it blocks the node's ch
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import apsw
 
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token
-from bedrockish.common.forks import FORKING, notice_fork, stand_still, watch_forks
+from bedrockish.common.forks import FORKING, Lock, notice_fork, stand_still, wait_at_forks, watch_forks
 from bedrockish.common.keeper import Keeper
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
@@ -87,6 +87,7 @@ class LocalReads:
         # Ends the statement that the program runs here, for its progress handler; None if no statement runs.
         self.ending: End | None = None
         watch_forks(self)
+        wait_at_forks(self)
 
     # -- the file --------------------------------------------------------------------------------------------------
 
@@ -412,6 +413,10 @@ class LocalReads:
         """Let later reads use newer snapshots, after the last block has ended."""
         with self.lock:
             self._snapshots.unpin(pin)
+
+    def fork_locks(self) -> Iterable[Lock]:
+        """Return the lock of the thread that opens, reads or closes the file."""
+        yield self.lock
 
     def after_fork(self) -> None:
         """Leave the connections to the parent; the child's next read opens the file again."""

@@ -272,11 +272,11 @@ class LocalTransactions:
                 self._beginning.release()
 
     def fork_locks(self) -> Iterable[Lock]:
-        """Return the locks of the thread that begins a transaction, of those that run statements, and of the reads."""
+        """Return the locks of the threads that begin transactions, run statements or close idle workspaces."""
         yield self._beginning
         for one in list(self._open.values()):
             yield one.lock
-        yield self._reads.lock
+        yield self.pool.closing
 
     def after_fork(self) -> None:
         """Leave the transactions to the parent, without closing its connections."""

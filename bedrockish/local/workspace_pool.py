@@ -139,6 +139,7 @@ class WorkspacePool:
         self.ids = LeasedIds()  # the row ids leased by the node
         self.known_schema: FileSchema | None = None  # the schema that was read last
         self._lock = threading.Lock()
+        self.closing = threading.RLock()  # held by the thread that closes idle workspaces
         self._idle: list[FileWorkspace] = []
         self._is_closed = False
 
@@ -277,10 +278,11 @@ class WorkspacePool:
 
     def close_idle(self) -> None:
         """Close the workspaces that no transaction uses."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for file_workspace in idle:
-            self.close(file_workspace)
+        with self.closing:
+            with self._lock:
+                idle, self._idle = self._idle, []
+            for file_workspace in idle:
+                self.close(file_workspace)
 
     def close_all(self) -> None:
         """Close the workspaces that no transaction uses, and each other workspace when it is given back."""
@@ -291,4 +293,4 @@ class WorkspacePool:
         """Leave the workspaces to the parent, without closing its connections."""
         connections.abandon((self._idle,))
         self.ids.forget_leases()  # the leased ids belong to the parent
-        self._idle, self._lock = [], threading.Lock()
+        self._idle, self._lock, self.closing = [], threading.Lock(), threading.RLock()

@@ -297,3 +297,36 @@ print(sorted(waits)[4] < forks.WAIT_S)
 """,
     )
     assert told == "True\n"
+
+
+def test_fork_waits_for_threads_that_open_and_close_sessions(node: LocalNode, db: Connection) -> None:
+    """A child that inherits a lock of SQLite from such a thread would wait for it for ever."""
+    told = run(
+        node,
+        f"""
+import threading
+is_over = False
+def visit():
+    while not is_over:
+        with bedrockish.connect({str(node.database)!r}) as own, own.transaction() as tx:
+            tx.execute("SELECT v FROM forked WHERE id = 1")
+threads = [threading.Thread(target=visit) for _ in range(4)]
+for thread in threads:
+    thread.start()
+ended = 0
+for _ in range(60):
+    child = os.fork()
+    if not child:
+        import signal
+        signal.alarm(20)
+        with bedrockish.connect({str(node.database)!r}) as own:
+            assert own.execute("SELECT count(*) FROM forked").value() == 2
+        os._exit(0)
+    ended += os.waitpid(child, 0)[1] == 0
+is_over = True
+for thread in threads:
+    thread.join()
+print(ended)
+""",
+    )
+    assert told == "60\n"

@@ -70,8 +70,10 @@ class ModuleConnection(apsw.Connection):
         if VEC0 not in _libraries():
             return
         for schema in self.db_names():
-            name = "" if schema == "temp" else _quoted(schema)
-            version = self.execute(f"PRAGMA {name}.schema_version").get if name else 0
+            if schema == "temp":
+                continue  # no virtual table is temporary
+            name = _quoted(schema)
+            version = self.execute(f"PRAGMA {name}.schema_version").get
             if version == self._seen.get(schema, 0):
                 continue
             with self._shield:

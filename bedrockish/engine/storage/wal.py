@@ -15,7 +15,6 @@ import apsw
 
 from bedrockish.common.durable_files import sync
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lacks_room
-from bedrockish.engine.storage.scratch_files import reserve
 from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
 from bedrockish_journal.storage.vector_modules import ModuleConnection
 
@@ -223,6 +222,8 @@ class Wal:
         is_held = self._is_held or self._late_at > 0
         if not (is_held and self.is_long) or self._copied >= self.frames:
             return True
+        from bedrockish.engine.storage.scratch_files import reserve  # not at the top: programs load this module, too
+
         try:
             room, length = os.fstatvfs(self._fd), os.stat(self._file).st_size
         except OSError:

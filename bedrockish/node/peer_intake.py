@@ -141,11 +141,19 @@ class PeerIntake:
         """
         state, theirs = self._core.state, hello.info.get(ID)
         ours = state.roster.membership
-        is_first = len(read_starts(self._output.info[STARTS])) == 1 and time.monotonic() - self._began < NEW_S
-        is_new = is_first or not state.timelines.applied
-        is_alone = set(ours.nodes) == {state.me} and not self._engine.get_meta("began_with").get("began_with")
-        if hello.to != state.me or not (is_new and is_alone) or theirs in (None, "", ours.cluster_id) or state.stuck:
+        if (
+            hello.to != state.me
+            or theirs in (None, "", ours.cluster_id)
+            or set(ours.nodes) != {state.me}
+            or state.stuck
+        ):
             return
+        is_first = len(read_starts(self._output.info[STARTS])) == 1 and time.monotonic() - self._began < NEW_S
+        if not is_first and state.timelines.applied:
+            return
+        # The loop must not wait for the thread that has the writer: the peer dials again.
+        if self._engine.batch.is_away or self._engine.get_meta("began_with").get("began_with"):
+            return  # a cluster that was founded with tables has the right file, such as a restored one
         why = (
             f"{hello.node} has node {state.me} as a member of another cluster, and the file of this one is new: stop "
             "this node, and put the right file back, such as by mounting its disk; if it is lost, run "

@@ -199,6 +199,10 @@ async def test_new_node_stops_serving_if_another_cluster_has_it_as_a_member(tmp_
     runtime.peers.on_stranger(Hello("B", "c", to="A", info=theirs))
     assert state.trouble == "", "the node has run for a day since its first start"
     runtime.peers._began += NEW_S
+    engine.batch.hand_over(lambda: None)
+    runtime.peers.on_stranger(Hello("B", "c", to="A", info=theirs))
+    assert state.trouble == "", "a thread has the writer, and the loop does not wait for it"
+    engine.batch.take_back()
     runtime.peers.on_stranger(Hello("B", "c", to="A", info=theirs))
     assert state.trouble.startswith("B has node A as a member of another cluster, and the file of this one is new")
     engine.close()

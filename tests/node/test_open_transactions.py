@@ -11,9 +11,11 @@ import trio
 from bedrockish.api.requests import Answer, Request, Statement, Token, decode_results
 from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
 from bedrockish.core.protocol.health import DISK_FULL, Mode
-from bedrockish.errors import BedrockishError, ConflictError, ReadOnlyError, UnavailableError, UsageError
+from bedrockish.errors import BedrockishError, ConflictError, ReadOnlyError, SqlError, UnavailableError, UsageError
 from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions import shared_writer, steps
+from bedrockish.node.transactions.ended import CHARACTERS_MAX, ENDED_MAX, EndedErrors
+from bedrockish.node.transactions.open import OpenTransaction
 from tests.node.test_durability import Disk, open_runtime, request, settled
 
 OWNER = object()
@@ -352,3 +354,38 @@ async def test_client_gone_before_its_snapshot_leaves_no_open_connection(
             await runtime.submit(request("UPDATE t SET x = 0 WHERE id = 1", f"w{number}"))
         frames, copied = runtime.engine.wal.checkpoint()
         assert copied == frames, "a reader stands in the way"
+
+
+async def test_rows_of_a_failed_transaction_do_not_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is kept for the client's next step; its traceback would keep the rows and the statements, too."""
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, OpenTransaction) for one in gc.get_objects())
+
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        before = kept()
+        told(step(runtime, "tx", BEGIN))
+        told(step(runtime, "tx", STATEMENTS, "SELECT sum(x) FROM t"))
+        told(step(runtime, "tx", STATEMENTS, "INSERT INTO t VALUES (3, zeroblob(1000000))"))
+        await runtime.submit(request("UPDATE t SET x = x + 1", "write"))
+        with pytest.raises(ConflictError):
+            await finished(runtime, "tx")
+        with pytest.raises(ConflictError) as again:
+            step(runtime, "tx", STATEMENTS, "SELECT 1")
+        assert again.value.details["ended"]
+        del again
+        assert kept() == before
+
+
+def test_long_statement_of_an_ended_transaction_is_not_kept() -> None:
+    ended = EndedErrors()
+    for number in range(ENDED_MAX + 1):
+        ended.keep(f"tx-{number}", SqlError("no " * 10_000, sql="SELECT " * 10_000, offset=7))
+    assert ended.find("tx-0") is None
+    found = ended.find("tx-1", ended=True)
+    assert isinstance(found, SqlError)
+    assert found.details == {"offset": 7, "ended": True}
+    assert len(found.message) == CHARACTERS_MAX

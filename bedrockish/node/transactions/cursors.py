@@ -7,7 +7,6 @@ one connection. Its time is limited, because the write-ahead log cannot start ov
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +38,7 @@ from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
+from bedrockish.node.transactions.ended import EndedErrors
 from bedrockish.node.transactions.visibility import reach_level
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
@@ -47,7 +47,6 @@ from bedrockish_journal.model.vector import Vector
 logger = logging.getLogger(__name__)
 
 THREADS = 4  # the most batches that are read at the same time
-ENDED_MAX = 1_000  # the most ended streams whose errors are kept for later steps of their clients
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +85,7 @@ class Streams:
         self._bounds, self._damaged, self._workers = bounds, damaged, workers
         self._open: dict[str, Stream] = {}
         self._opening: dict[str, tuple[object, str]] = {}  # name -> owner and caller
-        self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
+        self._ended = EndedErrors()
         self._threads = trio.CapacityLimiter(THREADS)
 
     def __len__(self) -> int:
@@ -149,7 +148,7 @@ class Streams:
             raise UsageError("the stream was closed")
         del self._opening[name]
         self._open[name] = stream
-        self._ended.pop(name, None)
+        self._ended.forget(name)
         return stream
 
     def _opener(self, name: str) -> object:
@@ -225,9 +224,9 @@ class Streams:
         stream = self._open.get(name)
         if stream is not None and stream.owner is owner:
             return stream
-        error = self._ended.get(name)
+        error = self._ended.find(name)
         if error is not None:
-            raise type(error)(error.message, **error.details)
+            raise error
         raise UnavailableError(f"node {self._core.state.me} has no open stream {name}")
 
     async def fetch(self, stream: Stream) -> tuple[bytes, bool]:
@@ -273,9 +272,7 @@ class Streams:
         if self._open.get(stream.name) is stream:
             del self._open[stream.name]
         if not isinstance(why, UsageError):
-            self._ended[stream.name] = why
-            while len(self._ended) > ENDED_MAX:
-                self._ended.popitem(last=False)
+            self._ended.keep(stream.name, why)
         if stream.is_busy:
             stream.batches.stop()  # the caller that waits for the thread releases the connection
         else:

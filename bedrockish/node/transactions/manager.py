@@ -6,7 +6,6 @@ changes are in memory until COMMIT passes them to the core, which cannot execute
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -60,6 +59,7 @@ from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 from bedrockish.node.transactions.command_ids import check_digest, check_owner
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
+from bedrockish.node.transactions.ended import EndedErrors
 from bedrockish.node.transactions.lending import Lending
 from bedrockish.node.transactions.open import OpenTransaction, over_share
 from bedrockish.node.transactions.own_workspace import GrownTransaction, OwnWorkspace
@@ -78,7 +78,6 @@ logger = logging.getLogger(__name__)
 
 SHOWN_MAX, TOLD_MAX = 200, 50  # the most characters of a statement, and the most transactions, in a report
 USED_S = 1.0  # a transaction counts as used for this time after its last step
-ENDED_MAX = 1_000  # the most ended transactions whose errors are kept for later steps of their clients
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before the loop runs other tasks
 REDO_S = 5e-6  # seconds to write one changed row again; a turn is at least as long as this takes for all rows
 
@@ -131,7 +130,7 @@ class Transactions:
         self._own_workspace, self._private_copy = OwnWorkspace(services), PrivateCopy(services)
         self._session_workspaces = SessionWorkspaces(services, bounds)
         self._open: dict[str, OpenTransaction] = {}
-        self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
+        self._ended = EndedErrors()
         self._is_closed = False
         self.is_leaving = False  # whether new transactions and streams are refused
         self.on_ran: Callable[[Sequence[str], AnsweredRequest], None] = lambda _texts, _ran: None
@@ -350,7 +349,7 @@ class Transactions:
             raise UsageError(f"the transaction {request.command} is open already; give each its own id")
         if earlier is not None:
             self._close(earlier)
-        self._ended.pop(request.command, None)
+        self._ended.forget(request.command)
         now = time.monotonic()
         work = TransactionWork(request.isolation == SERIALIZABLE, request.command, request.user)
         access = self._engine.access
@@ -404,9 +403,9 @@ class Transactions:
             if tx.config != self._engine.access.config:
                 self._check_kept(tx)
             return tx
-        error = self._ended.get(name)
+        error = self._ended.find(name, ended=True)
         if error is not None:
-            raise type(error)(error.message, **{**error.details, "ended": True})
+            raise error
         raise UnavailableError(
             f"node {self._core.state.me} has no open transaction {name}; it did not happen: run it again"
         )
@@ -426,9 +425,7 @@ class Transactions:
     def _end(self, tx: OpenTransaction, why: BedrockishError) -> None:
         """End a transaction without a commit, and keep the error for its client's next step."""
         if self._close(tx):
-            self._ended[tx.name] = why
-            while len(self._ended) > ENDED_MAX:
-                self._ended.popitem(last=False)
+            self._ended.keep(tx.name, why)
 
     def _close(self, tx: OpenTransaction) -> bool:
         if self._open.get(tx.name) is not tx:

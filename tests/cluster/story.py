@@ -49,7 +49,7 @@ async def ready(cluster: LocalCluster) -> None:
 async def status_of(cluster: LocalCluster, index: int) -> dict[str, Any]:
     """Ask one node for its status."""
     async with open_client(cluster.url(index, only=True)) as client:
-        return await client.status(timeout=5)
+        return await client.status(timeout=20)
 
 
 async def level(cluster: LocalCluster) -> None:

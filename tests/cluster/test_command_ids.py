@@ -21,7 +21,7 @@ from bedrockish.client.sansio.transaction_steps import settle_request
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import BedrockishError, ForgottenError, UnavailableError, UsageError
 from tests.cluster.interfaces import Caller, RefusedError
-from tests.cluster.story import ready
+from tests.cluster.story import BOUND_S, level, ready
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
@@ -53,6 +53,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
                 ("una", "", "pub"),
             ):
                 _add(db, name, role, table)
+        trio.run(level, cluster)
         yield cluster
     finally:
         cluster.stop()
@@ -205,7 +206,7 @@ def test_id_of_a_pruned_command_stays_bound_to_its_user_and_request(cluster: Loc
         una.settle("old-3")
 
         told: Any = None
-        url, until_s = Caller(cluster, 0, "adam", "adam!").url, time.monotonic() + 15
+        url, until_s = Caller(cluster, 0, "adam", "adam!").url, time.monotonic() + BOUND_S
         while removed(cluster) < 3:  # young entries stay, and so does the last one of each timeline
             assert time.monotonic() < until_s, told
             for one in (una, will, adam):

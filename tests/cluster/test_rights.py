@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import AuthenticationError, BedrockishError, CommandIdError, ForbiddenError, MembershipError
 from bedrockish_journal.model.transaction import decode_transaction
 from tests.cluster.interfaces import INTERFACES, Caller, RefusedError
-from tests.cluster.story import ready
+from tests.cluster.story import BOUND_S, level, ready
 from tests.forked import program
 from tools.cluster import LocalCluster, local_cluster
 
@@ -68,6 +69,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         for name, role in ROLES.items():
             if name != "adam":
                 done(user(cluster.url(), "add", name, *(["--role", role] if role else []), password=f"{name}!"))
+        trio.run(level, cluster)
         yield cluster
     finally:
         cluster.stop()
@@ -166,6 +168,7 @@ def _add_una(cluster: LocalCluster) -> None:
             done(odd)
             assert odd.stderr == "there is no table itme now: the role is for the next one of that name\n"
             done(user(cluster.url(), "revoke", "una", "reader", "--table", "itme"))
+            trio.run(level, cluster)
 
 
 def _backup(who: Caller, folder: Path) -> None:
@@ -309,6 +312,7 @@ def test_the_answer_of_a_command_is_for_its_user_only(cluster: LocalCluster) -> 
 async def test_revoked_rights_end_everywhere_before_the_command_returns(cluster: LocalCluster) -> None:
     """The rights end on open links, for cached statements, and for open transactions, whose COMMIT fails."""
     await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "add", "tom", "--role", "writer", password="tom!")))
+    await level(cluster)
     insert = "INSERT INTO item(note) VALUES ('tom')"
     urls = [caller(cluster, "tom", node).url for node in range(3)]
     async with open_client(urls[0]) as one, open_client(urls[1]) as two, open_client(urls[2]) as three:
@@ -333,6 +337,7 @@ async def test_revoked_rights_end_everywhere_before_the_command_returns(cluster:
 def test_passwords_change_at_every_node(cluster: LocalCluster) -> None:
     """Each user may change their own password, and the old one is refused everywhere."""
     done(user(cluster.url(), "add", "pat", "--role", "reader", password="old"))
+    trio.run(level, cluster)
     for node in range(3):
         INTERFACES["http_execute"](Caller(cluster, node, "pat", "old"), "SELECT 1")
     done(user(Caller(cluster, 0, "pat", "old").url, "passwd", "pat", password="new"))
@@ -354,7 +359,8 @@ async def _change(url: str, change: MemberChange) -> None:
 
 def _until_refused(interface: str, who: Caller) -> None:
     """Wait until another node has applied the commits of one."""
-    for _ in range(200):
+    until = time.monotonic() + BOUND_S
+    while time.monotonic() < until:
         try:
             INTERFACES[interface](who, "SELECT 1")
         except (RefusedError, AuthenticationError):
@@ -429,7 +435,7 @@ async def test_configured_user_is_an_admin_until_the_cluster_has_that_user(tmp_p
         await trio.to_thread.run_sync(lambda: change("add", "bob", "--role", "reader", password="b"))
         cluster.login = "root:r@"
         await trio.to_thread.run_sync(lambda: change("add", "ann", "--role", "reader", password="other"))
-        await ready(cluster)
+        await level(cluster)
         assert not await trio.to_thread.run_sync(let_in, "ann:a@")
         assert await trio.to_thread.run_sync(let_in, "ann:other@")
         await trio.to_thread.run_sync(lambda: change("remove", "ann"))
@@ -472,6 +478,7 @@ def test_certificate_of_a_client_is_a_user_and_that_of_a_node_is_not(tmp_path: P
         done(user(cluster.url(), "add", "app", "--role", "reader", password="unused"))
         with connect(cluster.url()) as db:
             db.execute("INSERT INTO t VALUES (1)")
+        trio.run(level, cluster)
         cluster.login, cluster.options = "", options("app")
         for node_number in range(3):
             with connect(cluster.url(node_number, only=True)) as db:

@@ -18,7 +18,7 @@ from bedrockish import Client, connect, open_client
 from bedrockish.common.access_token import PREFIX, AccessToken, make_token
 from bedrockish.errors import AuthenticationError, ConfigError, ForbiddenError, OutcomeUnknownError, UnavailableError
 from tests.cluster.interfaces import INTERFACES, Caller, RefusedError
-from tests.cluster.story import ready
+from tests.cluster.story import BOUND_S, level, ready
 from tests.cluster.test_rights import done, user
 from tests.forked import program
 from tools.cluster import LocalCluster
@@ -41,6 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         done(user(cluster.url(), "add", "adam", "--role", "admin", password="adam!"))
         cluster.login = "adam:adam!@"
         done(user(cluster.url(), "add", "nina", password="nina!"))
+        trio.run(level, cluster)
         yield cluster
     finally:
         cluster.stop()
@@ -64,6 +65,7 @@ def _bearer(cluster: LocalCluster, node: int, token: str, sql: str) -> int:
 def test_token_has_the_rights_of_its_user_until_it_expires(cluster: LocalCluster) -> None:
     """Every node accepts the token. Users make tokens for themselves, admins for others. A forged one is refused."""
     done(user(cluster.url(), "add", "tina", "--role", "writer", password="1"))
+    trio.run(level, cluster)
     mine = Caller(cluster, 0, "tina", "1").url
     token = done(user(mine, "token", "tina", "--for", "1h")).strip()
     insert = "INSERT INTO item(note) VALUES ('token')"
@@ -118,6 +120,7 @@ def test_token_is_refused_after_its_expiry_a_new_password_or_its_users_removal(c
 def mara(cluster: LocalCluster) -> Iterator[str]:
     """Return the password of a new user with the role writer, for tests that make tokens."""
     done(user(cluster.url(), "add", "mara", "--role", "writer", password="first"))
+    trio.run(level, cluster)
     yield "first"
     done(user(cluster.url(), "remove", "mara"))
 
@@ -193,6 +196,7 @@ async def _ask_for_ever(client: Client) -> None:
 @pytest.mark.parametrize("how", ["password", "user"])
 async def test_link_ends_when_the_tokens_user_or_password_changes(cluster: LocalCluster, how: str) -> None:
     await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "add", "mona", "--role", "writer", password="1")))
+    await level(cluster)
     token = await trio.to_thread.run_sync(_token_of, cluster, "mona")
     async with open_client(Caller(cluster, 2, "mona", token).url) as client:
         await client.execute("SELECT 1")
@@ -232,7 +236,8 @@ def test_program_uses_the_current_content_of_its_token_file(cluster: LocalCluste
 
 def _until(is_so: Callable[[], bool]) -> None:
     """Wait for a condition, such as the application of a change at another node, or the end of a time."""
-    for _ in range(300):
+    until = time.monotonic() + BOUND_S
+    while time.monotonic() < until:
         if is_so():
             return
         time.sleep(0.05)

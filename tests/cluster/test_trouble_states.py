@@ -28,7 +28,7 @@ from bedrockish.api.requests import DEMOTE, PROMOTE, MemberChange
 from bedrockish.cli.certificates import Authority
 from bedrockish.core.protocol.health import UNPROVEN, Alarm, Mode, encode_alarm
 from bedrockish.engine.storage.system_tables import ALARM
-from bedrockish.errors import BedrockishError
+from bedrockish.errors import BedrockishError, MembershipError
 from bedrockish.node.admin.troubles import KINDS
 from tests.cluster.releases import unpack_lower_level
 from tests.cluster.story import level, ready, status_of, until
@@ -49,6 +49,7 @@ HEAD = (
 ROWS = ("<!-- states -->\n\n", "\n\n<!-- end of states -->")
 REMEDIES = ("<!-- remedies -->\n\n", "\n\n<!-- end of remedies -->")
 PATIENCE_S = 90.0
+ANSWER_S = 30.0  # the time for an answer of a node that has just answered
 SILENCE_S = 1.0  # the time for an answer of HTTP, if the same request over a link got none
 HEALTHY = "all is well"
 NAMES = (
@@ -106,7 +107,7 @@ class View:
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         url = f"http{'s' * bool(trusted)}://127.0.0.1:{self.cluster.nodes[index].http_port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=SILENCE_S if is_silent else 5, context=context) as reply:
+            with urllib.request.urlopen(url, timeout=SILENCE_S if is_silent else ANSWER_S, context=context) as reply:
                 return str(reply.status), reply.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -121,9 +122,9 @@ class View:
         assert all(one["do"] == KINDS[one["code"]].do for one in status["troubles"])
         return {one["code"] for one in status["troubles"]} - self._hidden
 
-    async def told(self, index: int) -> dict[str, Any] | None:
+    async def told(self, index: int, within_s: float) -> dict[str, Any] | None:
         """Return the status of a node; None if it does not answer."""
-        with trio.move_on_after(3):
+        with trio.move_on_after(within_s):
             try:
                 return await status_of(self.cluster, index)
             except BedrockishError:
@@ -141,21 +142,27 @@ class View:
         """Wait until C and the others tell these troubles; return all views, which agree."""
 
         async def look(index: int) -> None:
-            found[index] = self.codes(await self.told(index))
+            expected = own if index == 2 else others
+            statuses[index] = await self.told(index, 3 if expected is None else ANSWER_S)
+            found[index] = self.codes(statuses[index])
 
         async def there() -> bool:
             async with trio.open_nursery() as nursery:
                 for index in (2, self.other):
                     nursery.start_soon(look, index)
-            return (found[2], found[self.other]) == (own, others)
+            return (found[2], found[self.other]) == (own, others) and await trio.to_thread.run_sync(self._alike, found)
 
+        statuses: dict[int, dict[str, Any] | None] = {}
         found: dict[int, set[str] | None] = {}
         try:
             await until(f"{own} at C and {others} at the others", there, PATIENCE_S)
         except AssertionError as error:
             raise AssertionError(f"{error}; last seen: {found}") from None
-        status = None if others is None else await self.told(self.other)
-        return await trio.to_thread.run_sync(self._look, own, others, status)
+        return await trio.to_thread.run_sync(self._look, own, others, statuses[self.other])
+
+    def _alike(self, found: dict[int, set[str] | None]) -> bool:
+        """Return whether the metrics tell the same troubles, which come and go between two questions."""
+        return all(codes is None or self.alerts(index) == codes for index, codes in found.items())
 
     def _look(self, own: set[str] | None, others: set[str] | None, status: dict[str, Any] | None) -> Seen:
         told, ready_of = {2: own, self.other: others}, {}
@@ -285,7 +292,15 @@ async def one_voter(cluster: LocalCluster) -> Seen:
             await client.change_members(MemberChange(DEMOTE, node, force=True))
         seen = await View(cluster).until({"one_voter"}, {"one_voter"})
         for node in "AB":
-            await client.change_members(MemberChange(PROMOTE, node))
+
+            async def promoted(node: str = node) -> bool:
+                try:
+                    await client.change_members(MemberChange(PROMOTE, node))
+                except MembershipError:  # the node is not heard, or behind
+                    return False
+                return True
+
+            await until(f"{node} is promoted", promoted)
     return seen
 
 

@@ -6,8 +6,10 @@ plain ``pytest`` is one process. A test may not need a port, a file or a process
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -27,6 +29,11 @@ hypothesis.settings.load_profile("unhurried")
 # Images of containers forbid it. Then every node and command of a test would compile the program again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell makes its background commands ignore Ctrl-C. Commands that a test runs in this process would block it then, and
+# all programs that are started later would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_SPARK = "no Spark here: "
 PROCESSES = 4  # two processors are busy then, most of the time

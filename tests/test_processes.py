@@ -44,6 +44,20 @@ import pytest
 def test_it():
     pass
 """
+INTERRUPTS = """
+import signal
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from bedrockish.cli.main import main
+
+def test_it():
+    CliRunner().invoke(main, ["--version"])
+    ended = subprocess.run([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"], timeout=60)
+    assert ended.returncode == -signal.SIGINT
+"""
 WAITS = """
 from pathlib import Path
 
@@ -114,6 +128,14 @@ def test_named_tests_run_in_one_process(tmp_path: Path) -> None:
         assert said in done.stdout + done.stderr
         assert done.returncode == status
         assert "workers" not in done.stdout
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_ctrl_c_works_in_tests_although_their_shell_ignores_it(tmp_path: Path, processes: int) -> None:
+    given = command(tmp_path, {"tests/test_a.py": INTERRUPTS})
+    ran = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-m", *given, "-n", str(processes)]
+    done = subprocess.run(ran, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.cluster

@@ -30,8 +30,8 @@ hypothesis.settings.load_profile("unhurried")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A shell makes its background commands ignore Ctrl-C. Commands that a test runs in this process would block it then, and
-# all programs that are started later would inherit that.
+# A shell makes its background commands ignore Ctrl-C. Commands that a test runs in this process would block it then,
+# and all programs that are started later would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

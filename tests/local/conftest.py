@@ -1,7 +1,9 @@
 """One real node for the tests of this directory, and a table of its own for each."""
 
 import itertools
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import trio
@@ -37,6 +39,24 @@ def here(db: Connection) -> LocalTransactions:
     steps = db._client.local_steps
     assert steps is not None
     return steps.transactions
+
+
+@contextmanager
+def interrupted(db: Connection) -> Iterator[None]:
+    """Interrupt a connection's statements again and again, since the block may reach its statement late."""
+    over = threading.Event()
+
+    def interrupt() -> None:
+        while not over.wait(0.3):
+            db.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_temporary_node_ends_and_removes_its_files_when_its_program_is_killed() 
     program.send_signal(signal.SIGKILL)
     program.wait()
     program.stdout.close()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while is_alive(int(process)) and time.monotonic() < until:
         time.sleep(0.05)
     assert not is_alive(int(process))

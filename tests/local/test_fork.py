@@ -27,7 +27,12 @@ def db(node: LocalNode) -> Iterator[Connection]:
 
 def run(node: LocalNode, code: str) -> str:
     """Run a program with a session ``db``; return its output."""
-    opening = f"import os, sys, bedrockish\ndb = bedrockish.connect({str(node.database)!r})\n"
+    opening = (
+        "import os, sys, bedrockish\n"
+        "from bedrockish.common import forks\n"
+        "forks.WAIT_S = 60.0  # also on a busy machine, a fork waits as long as it should\n"
+        f"db = bedrockish.connect({str(node.database)!r})\n"
+    )
     # Python 3.12 and later warns of each fork of a process that has threads; what may go wrong there is tested here.
     program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", opening + code]
     told = subprocess.run(program, capture_output=True, text=True, check=False)
@@ -151,7 +156,10 @@ for child in range(3):
         finally:
             os._exit(0)
 for child in children:
-    os.waitpid(child, 0)
+    while os.waitpid(child, os.WNOHANG) == (0, 0):  # no thread keeps the links alive, see above
+        for one in (own, inside):
+            one.execute("SELECT 1")
+        time.sleep(0.01)
 own.commit()
 inside.commit()
 """.replace("PLACE", repr(alone.url() if by_url else str(node.database))),
@@ -206,7 +214,7 @@ time.sleep(0.3)
 child = os.fork()
 if not child:
     import signal
-    signal.alarm(10)
+    signal.alarm(60)
     print(db.execute("SELECT count(*) FROM forked").value())
     with db.transaction() as own:
         own.execute("INSERT INTO forked VALUES (3, 3)")
@@ -229,7 +237,6 @@ def test_children_forked_at_each_moment_of_a_statement_read(node: LocalNode, db:
         node,
         f"""
 import threading, time
-from bedrockish.common import forks
 numbers = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
 def count(run):
     try:
@@ -246,7 +253,7 @@ for step in range(12):
     child = os.fork()
     if not child:
         import signal
-        signal.alarm(20)
+        signal.alarm(60)
         assert db.execute("SELECT count(*) FROM forked").value() == 2
         os._exit(0)
     waited = time.monotonic() - began
@@ -264,7 +271,6 @@ def test_fork_is_not_starved_by_threads_that_execute_statements(node: LocalNode,
         node,
         f"""
 import threading, time
-from bedrockish.common import forks
 is_over = False
 def read(opens):
     with bedrockish.connect({str(node.database)!r}) as own:
@@ -285,7 +291,7 @@ for _ in range(9):
     child = os.fork()
     if not child:
         import signal
-        signal.alarm(20)
+        signal.alarm(60)
         assert db.execute("SELECT count(*) FROM forked").value() == 2
         os._exit(0)
     waits.append(time.monotonic() - began)
@@ -318,7 +324,7 @@ for _ in range(60):
     child = os.fork()
     if not child:
         import signal
-        signal.alarm(20)
+        signal.alarm(60)
         with bedrockish.connect({str(node.database)!r}) as own:
             assert own.execute("SELECT count(*) FROM forked").value() == 2
         os._exit(0)

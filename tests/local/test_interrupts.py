@@ -15,10 +15,11 @@ from bedrockish.client.in_thread import run
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import DeadlineError, UnavailableError
 from bedrockish.local.workspace_pool import WorkspacePool
-from tests.local.conftest import here
+from tests.local.conftest import here, interrupted
 from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
+BOUND_S, ENDS_S = 60.0, 600.0  # how long a test waits at most, and how long its endless statements may run
 
 
 def test_interrupt_ends_a_statement(db: Connection, table: str) -> None:
@@ -26,21 +27,20 @@ def test_interrupt_ends_a_statement(db: Connection, table: str) -> None:
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
     for what in (opened.execute, db._client.execute):
-        timer = threading.Timer(0.3, db.interrupt)
-        timer.start()
         began = time.monotonic()
-        with pytest.raises(DeadlineError) as error:
-            what(long) if what is opened.execute else run(what, long)  # type: ignore[arg-type]
+        with interrupted(db), pytest.raises(DeadlineError) as error:
+            what(long, timeout=ENDS_S) if what is opened.execute else run(what, long, timeout=ENDS_S)  # type: ignore[arg-type]
         assert error.value.details["interrupted"]
-        assert time.monotonic() - began < 5
-        timer.join()
+        assert time.monotonic() - began < BOUND_S
     opened.rollback()
 
 
 @pytest.mark.parametrize("kind", ["read", "transaction", "temporary"])
 def test_close_ends_the_statement_of_another_thread(node: LocalNode, table: str, kind: str) -> None:
     """Otherwise ``close`` would wait for a read, and a transaction would run on and keep the file open."""
-    mine = dbapi.connect(node.database, isolation_level=None)
+    mine = dbapi.connect(node.database, timeout=ENDS_S, isolation_level=None)
+    began = threading.Event()
+    mine.create_function("begun", 0, lambda: began.set() or 1)
     if kind == "temporary":
         mine.execute("CREATE TEMP TABLE own(a)")
     if kind != "read":
@@ -49,19 +49,17 @@ def test_close_ends_the_statement_of_another_thread(node: LocalNode, table: str,
 
     def count() -> None:
         try:
-            mine.execute(
-                "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 100000000) SELECT count(*) FROM n"
-            )
+            mine.execute("WITH n(i) AS (VALUES (begun()) UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
         except dbapi.Error as error:
             failures.append(error)
 
     thread = threading.Thread(target=count)
     thread.start()
-    time.sleep(0.3)
-    began = time.monotonic()
+    assert began.wait(BOUND_S)
+    until = time.monotonic() + BOUND_S
     mine.close()
     thread.join()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() < until
     assert [getattr(error, "code", "") for error in failures] == ["closed"]
     with dbapi.connect(node.database) as again:
         assert again.execute("SELECT 1").fetchone() == (1,)
@@ -124,7 +122,7 @@ def close_while_it_begins(closing: Connection, sql: str, monkeypatch: pytest.Mon
     def wait(*arguments: Any) -> Any:
         moment = snapshot(*arguments)
         is_begun.set()
-        is_closed.wait(20)
+        is_closed.wait(BOUND_S)
         return moment
 
     def begin() -> None:
@@ -136,7 +134,7 @@ def close_while_it_begins(closing: Connection, sql: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(WorkspacePool, "snapshot", wait)
     thread = threading.Thread(target=begin)
     thread.start()
-    assert is_begun.wait(20)
+    assert is_begun.wait(BOUND_S)
     closing.close()
     is_closed.set()
     thread.join()
@@ -203,7 +201,7 @@ def test_closing_by_url_ends_a_transaction_that_runs_a_statement(db: Connection,
     with pytest.raises(dbapi.Error):
         own.execute("WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
     timer.join()
-    until = time.monotonic() + 10
+    until = time.monotonic() + BOUND_S
     while db.status()["open_transactions"]:
         assert time.monotonic() < until
         time.sleep(0.05)

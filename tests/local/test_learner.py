@@ -29,6 +29,8 @@ from bedrockish_journal.model.transaction import ROWS
 from tests.forked import program
 from tools.cluster import LocalCluster, LocalNode, free_ports, local_cluster
 
+BOUND_S = 60.0
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
@@ -70,9 +72,9 @@ def test_transaction_runs_in_the_program_and_a_voter_commits_it(
         assert place is not None
         assert place[0] in "ABC", "a voter has led it"
         assert db.settle(opened.command)
-        before = cluster.nodes[3].processor_s()
+        before, began = cluster.nodes[3].processor_s(), time.monotonic()
         assert db.execute(f"SELECT a FROM {table} WHERE id = 1").value() == 11 + number
-        assert cluster.nodes[3].processor_s() - before < 0.05
+        assert cluster.nodes[3].processor_s() - before < 0.05 + 0.1 * (time.monotonic() - began)
     assert is_here(db)
     assert not db.settle("never" * 5)
     with bedrockish.connect(cluster.url(1, only=True)) as far:
@@ -183,13 +185,14 @@ def test_transfers_of_learners_programs_keep_the_sum(db: Connection, cluster: Lo
         cluster.nodes[1].kill()
         time.sleep(1)
         cluster.nodes[1].start()
-        before = sum(done)
-        time.sleep(4)
+        before, until = sum(done), time.monotonic() + BOUND_S
+        while sum(done) < before + 10 and time.monotonic() < until:
+            time.sleep(0.1)
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    assert sum(done) > before
+    assert sum(done) >= before + 10
     assert db.execute(f"SELECT sum(a) FROM {table}", read="strict").value() == 30
 
 
@@ -203,7 +206,7 @@ def test_session_returns_to_the_node_of_its_file(db: Connection, cluster: LocalC
         assert not is_here(mine)
         node.start()
         trio.run(cluster.wait_ready, 3)
-        until = time.monotonic() + 10
+        until = time.monotonic() + BOUND_S
         while not is_here(mine) and time.monotonic() < until:
             with mine.transaction() as tx:
                 tx.execute(f"UPDATE {table} SET a = 6 WHERE id = 5")
@@ -253,7 +256,7 @@ def test_commit_at_a_voter_is_that_of_the_programs_user(tmp_path: Path) -> None:
 
 def wait_for_socket(node: LocalNode) -> None:
     """Wait until a node takes programs of this machine."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + BOUND_S
     while time.monotonic() < until:
         with suppress(UnavailableError), bedrockish.connect(node.database) as db:
             db.execute("SELECT 1")

@@ -179,7 +179,7 @@ def test_local_socket_needs_no_tls(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "node", ("A",), settings)
     assert program("tls", tmp_path / "certs", "A=127.0.0.1").returncode == 0
     with cluster.running():
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while not Path(socket_path(cluster.nodes[0].database)).exists() and time.monotonic() < until:
             time.sleep(0.05)
         with by_socket(cluster.nodes[0]) as db:
@@ -246,7 +246,7 @@ def test_node_makes_its_removed_page_and_socket_again() -> None:
         before.execute("CREATE TABLE t(a)")
         for path in (page_path(one.path), socket_path(one.path)):
             os.unlink(path)
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while not os.path.exists(path):
                 assert time.monotonic() < until
                 time.sleep(0.02)

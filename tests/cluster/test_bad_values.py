@@ -137,13 +137,14 @@ def test_results_of_a_killed_node_come_whole_or_fail(tmp_path: Path) -> None:
             client.execute("CREATE TABLE big(id INTEGER PRIMARY KEY, v)")
             client.execute("INSERT INTO big VALUES (1, zeroblob(8000000))", timeout=60)
             client.execute("INSERT INTO big VALUES (2, zeroblob(8000000))", timeout=60)
+            token = client.token
         found: list[int] = []
         failed: list[BaseException] = []
         asked = threading.Semaphore(0)
 
         def read(url: str, *, alone: bool) -> None:
             try:
-                with connect(url) as client:
+                with connect(url, token=token) as client:
                     for _ in range(6):
                         asked.release()
                         found.append(sum(len(row[1]) for row in client.execute("SELECT * FROM big", timeout=60)))

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from bedrockish.local.transactions import LocalTransactions
 from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 _numbers = itertools.count(1)
+BOUND_S = 60.0  # how long a test waits at most
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +41,18 @@ def here(db: Connection) -> LocalTransactions:
     steps = db._client.local_steps
     assert steps is not None
     return steps.transactions
+
+
+def was_read_here(db: Connection, sql: str) -> bool:
+    return db.read_here(sql, None, "session") is not None
+
+
+def is_read_here(db: Connection, sql: str) -> bool:
+    """Return whether the program reads it; the node answers a read while it makes a later batch durable."""
+    until = time.monotonic() + BOUND_S
+    while not (found := was_read_here(db, sql)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
 
 
 @contextmanager

@@ -5,7 +5,6 @@ node.
 import errno
 import gc
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -33,9 +32,9 @@ from bedrockish.local.page import READING, REFUSING, SERVING, Page
 from bedrockish.local.reads import LocalReads
 from bedrockish_journal.storage import vector_modules
 from tests.engine.nodes import TestNode
-from tools.cluster import LocalCluster, LocalNode, local_cluster
+from tests.local.conftest import BOUND_S, is_read_here
+from tools.cluster import LocalCluster, LocalNode
 
-BOUND_S = 60.0
 NUMBERS = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 100)"
 ROWS = NUMBERS + " INSERT INTO {} SELECT i, i FROM n"
 
@@ -43,18 +42,6 @@ ROWS = NUMBERS + " INSERT INTO {} SELECT i, i FROM n"
 def local(db: Connection) -> LocalReads:
     found = db._client.local
     assert found is not None
-    return found
-
-
-def was_read_here(db: Connection, sql: str) -> bool:
-    return db.read_here(sql, None, "session") is not None
-
-
-def is_read_here(db: Connection, sql: str) -> bool:
-    """Return whether the program reads it; the node answers a read while it makes a later batch durable."""
-    until = time.monotonic() + BOUND_S
-    while not (found := was_read_here(db, sql)) and time.monotonic() < until:
-        time.sleep(0.05)
     return found
 
 
@@ -718,55 +705,3 @@ def test_thousand_opens_leave_no_file_or_thread_open(node: LocalNode) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert threading.active_count() <= threads + 1
     assert not connections._open
-
-
-# -- nodes that come and go ------------------------------------------------------------------------------------------
-
-
-def test_other_nodes_answer_while_the_local_one_is_down(tmp_path: Path) -> None:
-    with local_cluster(tmp_path / "three") as cluster:
-
-        async def ready() -> None:
-            for place in range(3):
-                await cluster.wait_ready(place)
-
-        trio.run(ready)
-        node = cluster.nodes[0]
-        url = cluster.url(1, options=f"local={node.database}")
-        with bedrockish.connect(url) as db, bedrockish.connect(node.database) as alone:
-            db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
-            db.execute("INSERT INTO t VALUES (1)")
-            assert is_read_here(db, "SELECT count(*) FROM t")
-            assert alone.execute("SELECT count(*) FROM t").value() == 1
-            node.kill()
-            wal = (node.directory / "A.sqlite-wal").stat()
-            alone.close()
-            after = (node.directory / "A.sqlite-wal").stat()
-            assert (after.st_size, after.st_mtime_ns) == (wal.st_size, wal.st_mtime_ns), "a close copies nothing"
-            db.execute("INSERT INTO t VALUES (2)")
-            assert db.execute("SELECT count(*) FROM t").value() == 2
-            node.start()
-            trio.run(cluster.wait_ready, 0)
-            assert is_read_here(db, "SELECT count(*) FROM t")
-            assert db.execute("SELECT count(*) FROM t").value() == 2
-            assert node.process is not None
-            node.process.send_signal(signal.SIGSTOP)
-            try:
-                time.sleep(page.SILENT_NS / 1e9 + 0.5)
-                assert not was_read_here(db, "SELECT count(*) FROM t"), "others may have removed it meanwhile"
-                assert db.execute("SELECT count(*) FROM t").value() == 2
-            finally:
-                node.process.send_signal(signal.SIGCONT)
-
-
-def test_path_of_a_stopped_node_is_refused(tmp_path: Path) -> None:
-    with local_cluster(tmp_path / "one", ("A",)) as cluster:
-        trio.run(cluster.wait_ready, 0)
-        node = cluster.nodes[0]
-        assert node.process is not None
-        node.process.terminate()
-        node.process.wait()
-        with pytest.raises(UnavailableError, match="bedrockish serve"):
-            bedrockish.connect(node.database)
-    with pytest.raises(UnavailableError, match="no node has published"):
-        bedrockish.connect(tmp_path / "nothing.sqlite")

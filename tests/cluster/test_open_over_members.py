@@ -141,12 +141,14 @@ async def test_open_transaction_goes_on_over_a_change_of_users_unless_it_loses_r
             await operator.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, k UNIQUE)")
             for change in USERS:
                 await operator.change_members(change)
+            await has_heard(cluster, operator)
             await go_on(cluster, operator)
             for taken in TAKEN:
                 for last in ((), ("SELECT 1",)):
                     with pytest.raises(ForbiddenError, match=f"rights of {taken.node} were taken .* did not happen"):
                         await loses_rights(cluster, operator, taken, last)
                     await operator.change_members(replace(taken, action=USER_GRANT))
+                    await has_heard(cluster, operator)
             found = await operator.execute("SELECT count(*), sum(k LIKE '%!') FROM t", read="strict")
             assert found.rows == [(6, 6)]
 
@@ -182,7 +184,10 @@ async def loses_rights(cluster: LocalCluster, operator: Client, taken: MemberCha
 
 
 async def has_heard(cluster: LocalCluster, operator: Client) -> None:
-    """Wait until A has applied the change that the operator got confirmed; a COMMIT waits for it until then."""
+    """Wait until A has applied the changes that the operator made at B.
+
+    A COMMIT waits for them anyway; a user's login and first statement are judged by the users that A has.
+    """
     told = (await operator.status())["applied"]
 
     async def there() -> bool:

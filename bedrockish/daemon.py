@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from bedrockish.common.machine_limits import why_refused
+from bedrockish.common.machine import why_refused
 from bedrockish.config.config import Config, warnings
 from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.engine.sqlite.errors import NO_MEMORY, NO_ROOM, disk_failure, essential_reads

@@ -25,8 +25,7 @@ from urllib.parse import quote
 from bedrockish.api.url import check_path
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.common.forks import watch_forks
-from bedrockish.common.linux import check_linux
-from bedrockish.common.machine_limits import why_refused
+from bedrockish.common.machine import check_linux, why_refused
 from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.local.page import Published, socket_path
 from bedrockish_net.local_socket import NAME_BYTES_MAX, has_short_name

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
 from bedrockish.api.requests import READ_LEVELS, SESSION
-from bedrockish.common.machine_limits import not_utf8
+from bedrockish.common.machine import not_utf8
 from bedrockish.errors import ConfigError
 
 SCHEME = "bedrockish"

@@ -19,7 +19,7 @@ import click
 from bedrockish import __version__
 from bedrockish.cli import NODES
 from bedrockish.cli.safe_text import visible
-from bedrockish.common.machine_limits import not_utf8, why_refused
+from bedrockish.common.machine import not_utf8, why_refused
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_net.errors import NetError

@@ -12,8 +12,7 @@ import click
 import trio
 
 from bedrockish.common import log_format as logs
-from bedrockish.common.linux import check_linux
-from bedrockish.common.machine_limits import too_low
+from bedrockish.common.machine import check_linux, too_low
 from bedrockish.config.config import LEVELS, Config, build
 from bedrockish.errors import ConfigError, UsageError
 

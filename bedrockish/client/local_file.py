@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bedrockish.api.url import SCHEME, Address, Target, check_path
-from bedrockish.common.linux import check_linux
+from bedrockish.common.machine import check_linux
 from bedrockish.errors import ConfigError, UnavailableError, UnsupportedError
 from bedrockish.local.page import socket_path
 

@@ -21,7 +21,7 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-from bedrockish.common.linux import is_mounted_alone
+from bedrockish.common.machine import is_mounted_alone
 from bedrockish.errors import ConfigError, UnavailableError
 
 SUFFIX, SOCKET_SUFFIX = "-node", "-sock"

@@ -25,7 +25,7 @@ from bedrockish.cli.main import COMMANDS, GROUPS, main
 from bedrockish.cli.serve import read_config, run_until_signal
 from bedrockish.cli.shell.script import ScriptStatement, group, items
 from bedrockish.cli.status import print_status
-from bedrockish.common.machine_limits import why_refused
+from bedrockish.common.machine import why_refused
 from bedrockish.config.config import Config, build
 from bedrockish.errors import ConfigError, SqlError, UsageError
 from bedrockish.node.departure import Departure

@@ -13,7 +13,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from bedrockish.common import linux
+from bedrockish.common import machine
 from bedrockish.engine.sqlite.errors import broken, translate
 from bedrockish.engine.storage import database_file
 from bedrockish.engine.storage.database_file import check_version
@@ -79,7 +79,7 @@ def test_a_file_that_is_mounted_without_its_folder_is_refused(
     node.engine.close()
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"36 35 98:0 {node.path} {tmp_path}/a\\040b.db rw - ext4 /dev/vda rw\n")
-    monkeypatch.setattr(linux, "MOUNTS", mounts)
+    monkeypatch.setattr(machine, "MOUNTS", mounts)
     node.path.rename(tmp_path / "a b.db")
     with pytest.raises(ConfigError, match=r"a b\.db is a mount of its own, .* mount the folder of the database"):
         Engine.open(tmp_path / "a b.db", founding=None)

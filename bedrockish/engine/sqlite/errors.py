@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import apsw
 
-from bedrockish.common.machine_limits import why_refused
+from bedrockish.common.machine import why_refused
 from bedrockish.errors import (
     BedrockishError,
     ConstraintError,

@@ -14,7 +14,7 @@ import apsw
 
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.table_layout import Tables
-from bedrockish.common.linux import is_mounted_alone
+from bedrockish.common.machine import is_mounted_alone
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lost_file
 from bedrockish.engine.sqlite.limits import Limits, set_options
 from bedrockish.engine.storage import system_tables as system

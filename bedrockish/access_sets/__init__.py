@@ -35,11 +35,11 @@ The write set follows from the rows that SQLite's preupdate hook reports (``chan
 row, before and after its change, into the key of the table and the entries of its indexes.
 
 The modules: ``opcodes`` describes SQLite's instructions; ``register_values``, ``cursor_lives``, ``loop_stops`` and
-``cursor_ranges`` interpret a program; ``readset`` and ``dependent_reads`` build a plan from it and bind the plan;
-``catalog`` and ``table_layout`` hold the schema; ``analysis`` and ``growing`` collect the access set of a request and
-of an open transaction.
+``cursor_ranges`` interpret a program; ``readset`` and ``dependent_reads`` (with ``sources`` and ``lookups``) build a
+plan from it and bind the plan; ``catalog`` and ``table_layout`` hold the schema; ``analysis`` and ``growing`` collect
+the access set of a request and of an open transaction.
 """
 
-from bedrockish.access_sets.one_statement import access_set_of
+from bedrockish.access_sets.analysis import access_set_of
 
 __all__ = ["access_set_of"]

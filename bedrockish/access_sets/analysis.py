@@ -8,20 +8,22 @@ first key to the last replaces them, like lock escalation in other databases.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import apsw
 
 from bedrockish.access_sets.call_costs import Lengths
 from bedrockish.access_sets.catalog import Prepare, Schema, read_schema
+from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.definitions import Definitions
 from bedrockish.access_sets.derived_documents import DerivedDocuments
 from bedrockish.access_sets.effort import Check, TooDearError, unlimited
-from bedrockish.access_sets.query_names import Query
+from bedrockish.access_sets.query_names import Query, connection_query
 from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely, lengths_of
 from bedrockish.access_sets.settings_in_force import in_force
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.access_sets.writeset import WriteKeys
-from bedrockish.sqltext.session_settings import Settings, with_settings
+from bedrockish.sqltext.session_settings import NONE, Settings, with_settings
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
@@ -250,3 +252,51 @@ class AccessSetBuilder:
     def spans(self, access_set: AccessSet, changes: Sequence[Change]) -> tuple[Range, ...]:
         """Return the written ranges that need no comparison with other writes: the request's ``Prepared.spans``."""
         return self._analysis.keys.spans(access_set.write_ranges, changes) if access_set.write_ranges else ()
+
+
+class UnchangedStatement(NamedTuple):
+    """A statement that runs unchanged, without settings of a session."""
+
+    sql: str
+    names: Sequence[str | None]
+    auto: None = None
+    named: frozenset[str] | None = None
+    settings: Settings = NONE
+
+
+def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) -> AccessSet:
+    """Run one statement and return its reads and writes.
+
+    The statement's changes belong to the transaction that is open on the connection; without a transaction, SQLite
+    commits them. The connection's preupdate hook is replaced while the statement runs, and removed afterwards.
+
+    Args:
+        sql: one statement that does not change the schema.
+        params: a value for each parameter, in SQLite's order.
+
+    Raises:
+        apsw.Error: SQLite refuses the statement, or the statement fails.
+        TooLargeError: the changed rows are over the limit of a transaction.
+        UnsupportedError: the statement changes rows of a virtual table.
+    """
+    analysis = Analysis(db, lambda _: None)
+    capture = Capture(db, BYTES_MAX)
+    try:
+        capture.use(Tables(db))
+        builder = AccessSetBuilder(analysis, serializable=True)
+        plan = analysis.plan(UnchangedStatement(sql, [None] * len(params)))
+        resolved = plan.resolve(tuple(params), connection_query(db))
+        capture.start()
+        # Not from the statement cache: a statement that was compiled before the hook was installed may truncate a table
+        # without reporting its rows.
+        for _ in db.execute(sql, params, can_cache=False):
+            pass
+        failure = capture.failure
+        changes, touched = capture.stop()
+    finally:
+        capture.discard_changes()
+        db.preupdate_hook(None)
+    if failure is not None:
+        raise failure
+    builder.complete(resolved, changes, touched)
+    return builder.finish(changes, list(touched))

@@ -35,7 +35,7 @@ from bedrockish.access_sets.opcodes import (
     jump_targets,
 )
 from bedrockish.access_sets.register_values import Atom, BytecodeProgram, Cell, Registers
-from bedrockish.access_sets.virtual_reads import VIRTUAL, virtual_reads
+from bedrockish.access_sets.virtual_layout import VIRTUAL, virtual_reads
 from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
 _NOT_COMPARABLE = "index on a collation of the application, or on an expression that is not understood"

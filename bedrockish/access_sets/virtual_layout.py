@@ -2,20 +2,29 @@
 
 A virtual table that owns its rows is described like an ordinary table. The preupdate hook shows only changes of its
 shadow tables; one of these has a row for each row of the virtual table, with the same rowid.
+
+Each read of a virtual table in bytecode is a read of the whole table, because its module does not report rows read. A
+read of a table that owns its rows counts as a read of that table, and a read of an index as a read of its content
+table, because each change of a row there may change the result of a search. Bytecode does not name the table of a
+VOpen. The authorizer names all tables that the statement reads, updates or deletes from, so all virtual tables among
+them count as read.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import apsw
 
 from bedrockish.access_sets.definitions import Definitions, folded
+from bedrockish.access_sets.opcodes import Op
 from bedrockish.errors import UnsupportedError
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 from bedrockish_journal.storage.vector_modules import VEC0, VECTORS
 from bedrockish_journal.storage.virtual_tables import RTREES, VirtualTable, parse_virtual, shadow_names
 
+VIRTUAL = "virtual table"  # the reason of an overestimated read
+_FAIL, _IGNORE = 3, 4  # conflict clauses in P5 of VUpdate
 _HIDDEN = 1  # PRAGMA table_xinfo: a column that SELECT * does not return
 _VISIBLE = "SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden <> 1 ORDER BY cid"
 
@@ -181,3 +190,31 @@ def _own_rows(db: apsw.Connection, one: VirtualTable) -> OwnRows:
         return OwnRows(one.name, columns, quote(columns[0]), 0)
     free = [name for name in ROWID_NAMES if name not in {column.lower() for column in columns}]
     return OwnRows(one.name, columns, free[0] if free else "", None, one.row_table if one.module in VECTORS else "")
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualReads:
+    """The key spaces that a program reads through virtual tables."""
+
+    objects: tuple[str, ...] = ()  # key spaces that the program reads as a whole
+    probes: tuple[str, ...] = ()  # key spaces that constraints look up; they count if the statement fails
+
+
+def virtual_reads(program: Sequence[Op], layout: VirtualLayout, named: Iterable[str]) -> VirtualReads:
+    """Return the reads of virtual tables by a program.
+
+    Args:
+        named: tables that the statement reads, updates or deletes from; and, as ``-NAME``, tables it inserts into.
+    """
+    opens = any(op.name == "VOpen" for op in program)
+    updates = [op.p5 for op in program if op.name == "VUpdate"]
+    if not opens and not updates:
+        return VirtualReads()
+    read, written = set[str](), set[str]()
+    for name in named:
+        for found in layout.objects_of(name.removeprefix("-")):
+            (written if name.startswith("-") else read).add(found)
+    # Whether an INSERT OR IGNORE inserts depends on existing rows.
+    skips = any(clause in (_FAIL, _IGNORE) for clause in updates)
+    objects = (read if opens else set()) | (read | written if skips else set())
+    return VirtualReads(tuple(sorted(objects)), tuple(sorted(read | written)) if updates else ())

@@ -5,7 +5,7 @@ from itertools import islice
 import apsw
 import pytest
 
-from bedrockish.access_sets import dependent_reads
+from bedrockish.access_sets import sources
 from bedrockish.access_sets.catalog import read_schema
 from bedrockish.access_sets.dependent_reads import TOO_MANY
 from bedrockish.access_sets.key_encoding import Spec, column_key, encode, table_key
@@ -152,7 +152,7 @@ def test_lookup_of_a_number_in_texts_follows_the_affinity_of_sqlite(db: apsw.Con
 def test_dependent_read_of_too_many_keys_reads_the_whole_index(
     db: apsw.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dependent_reads, "KEYS_MAX", 1)
+    monkeypatch.setattr(sources, "KEYS_MAX", 1)
     sql = "SELECT * FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = ?"
     plan = analyse(db, read_schema(db), sql, 1)
     resolved = plan.resolve((1,), connection_query(db))

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from bedrockish.access_sets import cursor_ranges
-from bedrockish.access_sets.virtual_reads import VirtualReads
+from bedrockish.access_sets.virtual_layout import VirtualReads
 from bedrockish.api.requests import decode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError

@@ -150,7 +150,9 @@ class View:
             async with trio.open_nursery() as nursery:
                 for index in (2, self.other):
                     nursery.start_soon(look, index)
-            return (found[2], found[self.other]) == (own, others) and await trio.to_thread.run_sync(self._alike, found)
+            if (found[2], found[self.other]) != (own, others) or not is_consistent(statuses[self.other], others):
+                return False
+            return await trio.to_thread.run_sync(self._alike, found)
 
         statuses: dict[int, dict[str, Any] | None] = {}
         found: dict[int, set[str] | None] = {}
@@ -183,6 +185,13 @@ class View:
             ready_of[self.other],
             shown(alerts),
         )
+
+
+def is_consistent(status: dict[str, Any] | None, codes: set[str] | None) -> bool:
+    """Return whether the mode of C fits to the troubles, which begin and end a moment later."""
+    if status is None or codes is None:
+        return True
+    return (status["nodes"]["C"]["mode"] == "away") is ("node_away" in codes)
 
 
 def shown(found: set[str] | None) -> str:

@@ -1,5 +1,6 @@
 """PEP 249 for bedrockish, compatible with sqlite3: many programs need only ``import bedrockish.dbapi as sqlite3``."""
 
+import sys
 from sqlite3 import complete_statement
 
 import apsw
@@ -52,6 +53,8 @@ def __getattr__(name: str) -> int:
     return constant(name)
 
 
+dbapi2 = sys.modules[__name__]
+"""For programs that write ``from sqlite3 import dbapi2``, as SQLAlchemy and Django do."""
 apilevel = "2.0"
 threadsafety = 2
 """Threads may share the module and its connections, but not cursors. A connection serves one thread at a time."""

@@ -20,6 +20,7 @@ from bedrockish.dbapi import callbacks, errors
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Again, Cursor, RowFactory
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
 from bedrockish.dbapi.local_functions import LocalFunctions
+from bedrockish.dbapi.places import LOCK_S, place_of
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
 from bedrockish.dbapi.values import are_plain
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
@@ -61,7 +62,7 @@ class Connection:
 
     def __init__(
         self,
-        url: Where | None = None,
+        url: Where | bytes | None = None,
         timeout: float | None = None,
         detect_types: int = 0,
         isolation_level: str | None = "",
@@ -70,7 +71,7 @@ class Connection:
         cached_statements: int = 128,
         uri: bool = False,
         *,
-        database: Where | None = None,
+        database: Where | bytes | None = None,
         read: str | None = None,
         isolation: str = "serializable",
         autocommit: bool | int = LEGACY_TRANSACTION_CONTROL,
@@ -84,11 +85,12 @@ class Connection:
         if read is not None and read not in READ_LEVELS:
             raise ProgrammingError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
         url = database if url is None else url
-        if url is not None and not isinstance(url, str | PathLike):
+        if url is not None and not isinstance(url, str | bytes | PathLike):
             raise InterfaceError(f"a cluster is named by a URL or a path, not by a {type(url).__name__}")
         try:
+            url, can_write = place_of(url)
             target = target_of(url)
-            seconds = check_timeout(timeout) if timeout else target.timeout_s
+            seconds = max(check_timeout(timeout), LOCK_S) if timeout else target.timeout_s
             link = open_link(url, token=token)
         except BedrockishError as error:
             raise standing_for(error) from error
@@ -103,6 +105,7 @@ class Connection:
         self._declared_types: dict[str, tuple[float, list[str | None]]] = {}
         try:
             self._session.schema_commits, self._session.replay = schema_commits, replay
+            self._session.can_write = can_write
             self.isolation, self.isolation_level, self.autocommit = isolation, isolation_level, autocommit
         except BaseException:
             self.close()
@@ -563,9 +566,10 @@ def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
         """Open a session with a cluster. The first arguments are those of ``sqlite3.connect``, in the same order.
 
         Args:
-            url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session``; by default the environment
-                variable BEDROCKISH_URL.
-            timeout: seconds for each call; by default, and for 0, the value in the URL. No call waits for a lock.
+            url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session``, or the path of a node's file,
+                also as a URI of SQLite (``file:A.sqlite?mode=ro``); by default the environment variable BEDROCKISH_URL.
+            timeout: seconds for each call, at least 5; by default, and for 0, the value in the URL. No call waits for a
+                lock, so a shorter time has no meaning.
             check_same_thread, cached_statements, uri: have no effect: threads may share a connection, the nodes compile
                 the statements, and a URL is always recognised.
             factory: class of the connection.

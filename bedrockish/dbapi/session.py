@@ -87,6 +87,7 @@ class Session:
         changes: number of rows changed since the connection was opened.
         replay: whether to repeat a transaction after a conflict, and continue it if its results are the same.
         query_only: whether the program has set PRAGMA query_only, so that the connection refuses writes.
+        can_write: False for a connection that was opened with ``mode=ro``.
     """
 
     def __init__(self, link: Link, read: str, timeout_s: float, trace: Callable[[str], None]) -> None:
@@ -98,6 +99,7 @@ class Session:
         self.foreign_keys = True
         self.changes = 0
         self.query_only = self.replay = False
+        self.can_write = True
         self._replayed: list[tuple[list[Statement], Told]] = []  # the open transaction's statements and results
         self._values = SessionValues()  # the values at the beginning of the open transaction
         self._open: BlockingTransaction | None = None
@@ -115,6 +117,10 @@ class Session:
     def in_transaction(self) -> bool:
         """Whether a transaction is open, or was lost and not rolled back yet."""
         return self._open is not None
+
+    @property
+    def _only_reads(self) -> bool:
+        return self.query_only or not self.can_write
 
     @property
     def reads_alone(self) -> bool:
@@ -273,6 +279,7 @@ class Session:
             BedrockishError: see ``Client.transact``; none of them was committed.
         """
         for sql in texts:
+            self._check_writable(kind_of(sql), sql)
             self._trace(sql)
         self.link.transact(list(texts), timeout=self.timeout_s, isolation=self.isolation)
         self.foreign_keys = False
@@ -283,15 +290,19 @@ class Session:
             return kind == WRITE and self.isolation_level is not None
         return not self.autocommit and (kind in (READ, WRITE) or (kind == SCHEMA and not self.schema_commits))
 
+    def _check_writable(self, kind: str, sql: str) -> None:
+        """Raise SqlError for a statement that writes, if the connection only reads."""
+        if self._only_reads and kind in (WRITE, SCHEMA):
+            how = "PRAGMA query_only is on; switch it off" if self.can_write else "open it without mode=ro"
+            raise SqlError(f"attempt to write a readonly database: {how}", sql=sql, sqlite=SQLITE_READONLY)
+
     def _prepare(self, kind: str, sql: str) -> None:
         """Commit the open transaction before a schema statement if ``schema_commits`` is set; trace the statement.
 
         Raises:
-            SqlError: the statement writes and ``query_only`` is set.
+            SqlError: the statement writes, and the connection only reads.
         """
-        if self.query_only and kind in (WRITE, SCHEMA):
-            why = "attempt to write a readonly database: PRAGMA query_only is on; switch it off"
-            raise SqlError(why, sql=sql, sqlite=SQLITE_READONLY)
+        self._check_writable(kind, sql)
         if kind == SCHEMA and self.schema_commits and self._open is not None and self._implicit and not self._marks:
             self.commit()
         if self._open is None and self._begins(kind):
@@ -397,7 +408,7 @@ class Session:
         if self.replay:
             self._replayed.append((statements, results))
         if not stays_here:
-            self._here = None if self.replay or self.query_only or not self._needs_no_pragma else opened.here
+            self._here = None if self.replay or self._only_reads or not self._needs_no_pragma else opened.here
         return results
 
     def _replay_after(self, error: BedrockishError) -> bool:

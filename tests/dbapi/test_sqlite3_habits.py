@@ -138,6 +138,8 @@ def test_query_only_refuses_writes_of_its_connection(made: db.Connection) -> Non
         assert refused.value.sqlite_errorname == "SQLITE_READONLY"
     with pytest.raises(db.OperationalError, match="readonly database"):
         made.executemany("INSERT INTO thing(a) VALUES (?)", [(7,), (8,)])
+    with pytest.raises(db.OperationalError, match="readonly database"):
+        made.executescript("PRAGMA foreign_keys = OFF; DROP TABLE child; PRAGMA foreign_keys = ON")
     assert made.execute("SELECT count(*) FROM thing").fetchone() == before
     made.execute("PRAGMA query_only = OFF")
     made.execute("CREATE TABLE other(a)")

@@ -1,0 +1,68 @@
+"""The first two arguments of ``connect`` as programs for sqlite3 give them: paths, URIs of SQLite and short timeouts."""
+
+import os
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import bedrockish.dbapi as db
+
+pytestmark = pytest.mark.cluster
+
+
+def test_short_wait_for_locks_does_not_shorten_calls(made: db.Connection, url: str) -> None:
+    """A program that gives sqlite3 ten milliseconds for locks still waits for the statements themselves."""
+    with closing(db.connect(url, timeout=0.001, isolation_level=None)) as hasty:
+        numbers = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 90000)"
+        hasty.execute(f"{numbers} INSERT INTO thing(a) SELECT -i FROM n")
+        assert hasty.execute("SELECT count(*) FROM thing WHERE a < 0").fetchone() == (90_000,)
+
+
+@pytest.mark.parametrize("way", ["bytes", "{}", "//{}", "//localhost{}"])
+@pytest.mark.parametrize("interface", ["path"], indirect=True)
+def test_bytes_and_uris_of_sqlite_name_the_file_of_a_node(made: db.Connection, url: str, way: str) -> None:
+    place: Any = os.fsencode(url) if way == "bytes" else f"file:{way.format(quote(url))}?mode=rw&cache=shared#x"
+    with closing(db.connect(place, uri=True, isolation_level=None)) as connection:
+        connection.execute("INSERT INTO thing(a) VALUES (5)")
+    assert made.execute("SELECT count(*) FROM thing WHERE a = 5").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("option", ["mode=ro", "immutable=1", "mode=ro&immutable=0"])
+@pytest.mark.parametrize("interface", ["path"], indirect=True)
+def test_connection_with_mode_ro_only_reads(made: db.Connection, url: str, option: str) -> None:
+    """No PRAGMA makes it writable, and rows that others write are there."""
+    with closing(db.connect(f"file:{url}?{option}", uri=True)) as reader:
+        made.execute("INSERT INTO thing(a) VALUES (6)")
+        made.commit()
+        assert reader.execute("SELECT count(*) FROM thing WHERE a = 6").fetchone() == (1,)
+        reader.execute("PRAGMA query_only = OFF")
+        for sql in ("DELETE FROM thing", "CREATE TABLE other(a)"):
+            for call in (reader.execute, reader.executescript):
+                with pytest.raises(db.OperationalError, match="readonly database: open it without mode=ro") as refused:
+                    call(sql)
+                assert refused.value.sqlite_errorname == "SQLITE_READONLY"
+        reader.execute("BEGIN")
+        with pytest.raises(db.OperationalError, match="readonly"):
+            reader.execute("UPDATE thing SET a = 7")
+
+
+@pytest.mark.parametrize(
+    ("database", "error", "text"),
+    [
+        (":memory:", db.NotSupportedError, r"bedrockish.node\(\)"),
+        ("file::memory:?cache=shared", db.NotSupportedError, "sqlite3 itself"),
+        ("file:x?mode=memory&cache=shared", db.NotSupportedError, "sqlite3 itself"),
+        ("file:?mode=ro", db.NotSupportedError, "sqlite3 itself"),
+        ("file:a.db?mode=rx", db.OperationalError, "no such access mode: rx"),
+        ("file://host/a.db", db.OperationalError, "invalid uri authority: host"),
+    ],
+)
+def test_databases_that_no_node_has_are_refused(database: str, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        db.connect(database, uri=True)
+
+
+def test_module_has_the_name_dbapi2_of_sqlite3() -> None:
+    assert db.dbapi2 is db

@@ -29,6 +29,7 @@ from bedrockish.local.leased_ids import GivenIds, IdsNeededError
 from bedrockish.local.program_functions import Give
 from bedrockish.local.reads import LocalReads, closed, interrupted
 from bedrockish.local.snapshots import seen_by
+from bedrockish.local.thread_turn import TURN
 from bedrockish.local.workspace_pool import FileWorkspace, NodeNeededError, WorkspacePool
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
@@ -190,7 +191,8 @@ class LocalTransaction:
         # Only ``run`` handles a progress handler that ends a statement, and functions of the program that fail.
         if self.keeps_rows or self._pool.has_own or not self._is_whole:
             return None
-        return self._wholly(partial(self._run_known, sql, values))
+        with TURN:
+            return self._wholly(partial(self._run_known, sql, values))
 
     def _run_known(self, sql: str, values: tuple[Any, ...]) -> Result | None:
         try:
@@ -301,7 +303,8 @@ class LocalTransaction:
             ConstraintError: a deferred foreign key is broken.
             UnavailableError: the node has stopped, or has exchanged its file, since the transaction began.
         """
-        return self._wholly(self._finish)
+        with TURN:
+            return self._wholly(self._finish)
 
     def _finish(self) -> Prepared:
         with self.lock, self._statement:
@@ -329,6 +332,7 @@ class LocalTransaction:
                     self.stop(error)
             if not self._statement.is_running:
                 self.leave_ended()
+        TURN.leave()
 
     def leave_ended(self) -> None:
         """Return the workspace, once, if the transaction was ended; during a statement, at the statement's end."""

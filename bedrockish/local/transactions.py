@@ -21,6 +21,7 @@ from bedrockish.errors import BedrockishError, DeadlineError, TemporaryLostError
 from bedrockish.local import connections
 from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, closed
+from bedrockish.local.thread_turn import TURN
 from bedrockish.local.transaction import LocalTransaction
 from bedrockish.local.workspace_pool import FileWorkspace, WorkspacePool
 
@@ -67,7 +68,7 @@ class LocalTransactions:
         if self.is_closed:
             return None
         self.forget(request.command)  # a signal may have ended the first statement after its BEGIN
-        with self._beginning:
+        with TURN, self._beginning:
             made = self._begin(request)
         if self.is_closed:
             self._lose_at_close()

@@ -25,6 +25,7 @@ from bedrockish.local.leased_ids import LeasedIds
 from bedrockish.local.page import SERVING, Published, PublishedFacts
 from bedrockish.local.reads import LocalReads
 from bedrockish.local.snapshots import may_see
+from bedrockish.local.thread_turn import TURN
 
 IDLE_MAX = 8  # the most workspaces that are kept for later transactions
 DURABLE_S = 1.0  # how long to wait until the newest snapshot is durable
@@ -195,6 +196,7 @@ class WorkspacePool:
             while moment.batch > durable and moment.batch > (durable := self._durable(published)):
                 if time.monotonic() > until:
                     return None
+                TURN.leave()
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSE_MAX_S)
             batch = published.batch(moment.batch)
@@ -204,6 +206,7 @@ class WorkspacePool:
                 workspace.end()
                 if time.monotonic() > until:
                     return None
+                TURN.leave()
                 time.sleep(PAUSE_S)
                 continue
             file_workspace.schema = self.schema(

@@ -1,0 +1,166 @@
+"""The turn of a program's threads passes on, and no thread waits for one that runs no statement."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from bedrockish.client.blocking import connect
+from bedrockish.local import thread_turn
+from bedrockish.local.thread_turn import TURN, ThreadTurn
+from tools.cluster import LocalNode
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch) -> ThreadTurn:
+    """A turn that changes threads by no time, but only where the test says so."""
+    monkeypatch.setattr(thread_turn, "IDLE_S", LONG_S)
+    monkeypatch.setattr(thread_turn, "SLICE_S", LONG_S)
+    return ThreadTurn()
+
+
+def started(job: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=job, daemon=True)
+    thread.start()
+    return thread
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(LONG_S / 2)
+    return not thread.is_alive()
+
+
+def until_waiting(turn: ThreadTurn, count: int) -> None:
+    """Wait until threads wait for the turn."""
+    until = time.monotonic() + LONG_S / 2
+    while len(turn._waiting) < count:
+        assert time.monotonic() < until
+        os.sched_yield()
+
+
+def one_statement(turn: ThreadTurn, log: list[str], name: str) -> Callable[[], None]:
+    """Return a job that runs one statement, and ends its transaction."""
+
+    def job() -> None:
+        with turn:
+            log.append(name)
+        turn.leave()
+
+    return job
+
+
+def test_thread_keeps_the_turn_over_statements_until_its_transaction_ends(turn: ThreadTurn) -> None:
+    log = list[str]()
+    with turn:
+        others = [started(one_statement(turn, log, "b"))]
+        until_waiting(turn, 1)
+        others.append(started(one_statement(turn, log, "c")))
+        until_waiting(turn, 2)
+    for _ in range(3):
+        with turn:
+            log.append("a")
+    turn.leave()
+    assert all(map(ended, others))
+    assert log == ["a", "a", "a", "b", "c"]
+
+
+def test_turn_passes_on_after_its_time_when_the_next_statement_begins(
+    turn: ThreadTurn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = list[str]()
+    monkeypatch.setattr(thread_turn, "SLICE_S", 0.0)
+    with turn:
+        other = started(one_statement(turn, log, "b"))
+        until_waiting(turn, 1)
+    with turn:
+        log.append("a")
+    assert ended(other)
+    assert log == ["b", "a"]
+
+
+def test_thread_that_runs_no_statement_loses_the_turn_at_once(turn: ThreadTurn) -> None:
+    log = list[str]()
+    with turn:
+        log.append("a")
+    assert ended(started(one_statement(turn, log, "b")))
+    with turn:
+        log.append("a")
+    assert log == ["a", "b", "a"]
+
+
+def test_no_thread_waits_for_the_end_of_a_long_statement(turn: ThreadTurn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_turn, "IDLE_S", 0.001)
+    log = list[str]()
+    with turn:
+        others = [started(one_statement(turn, log, name)) for name in "bcd"]
+        assert all(map(ended, others))
+    turn.leave()
+    assert sorted(log) == ["b", "c", "d"]
+    assert not turn._waiting
+    assert ended(started(one_statement(turn, log, "e")))
+
+
+def test_thread_whose_wait_a_signal_ends_leaves_no_place(turn: ThreadTurn, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bell:
+        def acquire(self, timeout: float = 0.0) -> bool:
+            if timeout:
+                raise KeyboardInterrupt
+            return True
+
+    running, is_seen = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turn:
+            running.set()
+            is_seen.wait(LONG_S)
+        turn.leave()
+
+    other = started(hold)
+    assert running.wait(LONG_S)
+    monkeypatch.setattr(thread_turn, "Lock", Bell)
+    with pytest.raises(KeyboardInterrupt), turn:
+        pass
+    assert not turn._waiting
+    is_seen.set()
+    assert ended(other)
+
+
+def test_turn_of_a_child_belongs_to_no_thread_of_its_parent(node: LocalNode) -> None:
+    with connect(str(node.database)) as db, db.transaction() as transaction:
+        transaction.execute("SELECT 1")
+        with TURN:
+            child = os.fork()
+            if not child:
+                os._exit(0 if not TURN._holder and not TURN._is_running else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_known_statements_of_a_transaction_wait_for_the_turn_and_its_end_passes_it_on(
+    node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_turn, "IDLE_S", LONG_S)
+    monkeypatch.setattr(thread_turn, "SLICE_S", LONG_S)
+    begun, is_taken = threading.Event(), threading.Event()
+    found = list[object]()
+
+    def job() -> None:
+        with connect(str(node.database)) as db, db.transaction() as transaction:
+            transaction.execute("SELECT ?", (1,))
+            begun.set()
+            is_taken.wait(LONG_S)
+            found.append(transaction.execute("SELECT ?", (2,)).value())
+
+    other = started(job)
+    assert begun.wait(LONG_S)
+    with TURN:
+        is_taken.set()
+        until_waiting(TURN, 1)
+        assert not found
+    TURN.leave()
+    assert ended(other)
+    assert found == [2]
+    assert not TURN._holder

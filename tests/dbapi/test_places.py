@@ -1,4 +1,4 @@
-"""The first two arguments of ``connect`` as programs for sqlite3 give them: paths, URIs of SQLite and short timeouts."""
+"""The first two arguments of ``connect`` as programs for sqlite3 give them: paths, URIs of SQLite, short timeouts."""
 
 import os
 from contextlib import closing

@@ -143,7 +143,7 @@ def close_forks() -> None:
 
 
 def program(
-    *arguments: object, stdin: str = "", cwd: Path | None = None, timeout: float = 60, **environment: str
+    *arguments: object, stdin: str = "", cwd: Path | None = None, timeout: float = 180, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``bedrockish`` with arguments until it ends."""
     given, settings = [*map(str, arguments)], {**clean_environment(), **environment}

@@ -29,12 +29,12 @@ def in_background(node: ScriptedNode) -> Iterator[str]:
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     try:
         yield found[0]
     finally:
         entry[0].run_sync_soon(stop.set)
-        thread.join(10)
+        thread.join(60)
 
 
 async def echo(request: Request) -> Answer:
@@ -105,9 +105,9 @@ def test_closing_ends_the_calls_of_other_threads() -> None:
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert arrived.wait(10)
+        assert arrived.wait(60)
         connection.close()
-        thread.join(10)
+        thread.join(60)
     assert [type(error) for error in caught] == [OutcomeUnknownError]
 
 

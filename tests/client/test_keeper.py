@@ -25,6 +25,6 @@ def test_keeper_still_calls_others_after_one_object_has_failed(caplog: pytest.Lo
     keeper = Keeper("test", 0.001, look)
     keeper.add(broken)
     keeper.add(sound)
-    assert enough.wait(20)
+    assert enough.wait(60)
     assert set(looks) == {sound}
     assert [record.levelno for record in caplog.records] == [logging.ERROR], "it is told once"

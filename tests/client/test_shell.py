@@ -26,7 +26,7 @@ from tools.cluster import ROOT, LocalCluster, clean_environment, local_cluster
 pytestmark = pytest.mark.cluster
 
 PROGRAM = [sys.executable, "-m", "bedrockish.cli.main"]
-WAIT_S = 20
+WAIT_S = 60
 # a prompt switches this mode on when it begins, and off when it has the text
 ASKED, TAKEN = "\x1b[?2004h", "\x1b[?2004l"
 

@@ -165,12 +165,21 @@ def test_closed_output_pipe_is_not_an_error(node: LocalCluster, db: Connection) 
         assert process.wait(60) in (0, 1)
 
 
+def runs(node: LocalCluster) -> None:
+    """Wait until a node runs a long statement."""
+    until = time.monotonic() + 60
+    with connect(node.url()) as db:
+        while not db.status()["workers"]["running"]:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
 def test_control_c_ends_the_statement_and_not_the_shell(node: LocalCluster, tmp_path: Path) -> None:
     terminal = Terminal(node, tmp_path)
     try:
         for _ in range(2):
             terminal.child.send(ENDLESS + ";\r")
-            time.sleep(1.5)
+            runs(node)
             terminal.child.send("\x03")
             terminal.sees("interrupted")
             terminal.is_asked("bedrockish>")
@@ -193,6 +202,6 @@ def test_control_c_ends_a_script_with_130(node: LocalCluster) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "1\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err

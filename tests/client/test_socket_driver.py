@@ -277,7 +277,7 @@ def test_close_ends_the_calls_of_many_threads_with_large_answers() -> None:
         time.sleep(1.0)
         client.close()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         stop.set()
         assert not wrong
         assert not any(thread.is_alive() for thread in threads)
@@ -290,7 +290,7 @@ def test_call_times_out_also_while_a_node_does_not_answer() -> None:
         with pytest.raises(BedrockishError) as caught:
             open_socket_client(target, None, ClientCredentials())
         assert isinstance(caught.value, UnavailableError | DeadlineError)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
 
 def test_coroutine_that_waits_for_a_loop_raises_an_assertion() -> None:

@@ -131,7 +131,7 @@ async def test_error_after_a_lost_answer_proves_nothing() -> None:
     second.script = [second.refuse(SqlError("no such table: t"))]
     async with running(first, second) as url, open_client(url) as client:
         with pytest.raises(OutcomeUnknownError, match="no such table") as caught:
-            await client.execute(WRITE, timeout=0.3, command="c1")
+            await client.execute(WRITE, timeout=2, command="c1")
     assert caught.value.details["command"] == "c1"
     assert len(second.requests) > 1
 
@@ -162,7 +162,7 @@ async def test_no_quorum_anywhere_is_unavailable_and_names_the_reason() -> None:
         # If the time ends while a request is under way, its outcome is unknown; the error names the reason all the
         # same.
         with pytest.raises((UnavailableError, OutcomeUnknownError), match="no quorum"):
-            await client.execute(WRITE, timeout=0.5)
+            await client.execute(WRITE, timeout=2)
     assert len(first.requests) > 1
     assert len(second.requests) > 1
 
@@ -202,7 +202,7 @@ async def test_unreachable_node_is_unavailable_after_the_connect_timeout() -> No
     node = ScriptedNode()
     async with running(node) as url:
         pass
-    with trio.fail_after(5), pytest.raises(UnavailableError, match="no node can be reached"):
+    with trio.fail_after(60), pytest.raises(UnavailableError, match="no node can be reached"):
         async with open_client(url + "/?connect_timeout=0.1"):
             pass
 
@@ -329,7 +329,7 @@ async def test_error_of_a_repeated_command_covers_the_first_attempt() -> None:
             await client.execute(WRITE, command="c1", resend=True)
         settled.extend([UnavailableError("no quorum")] * 1000)
         with pytest.raises(OutcomeUnknownError, match="no answer to command c1") as caught:
-            await client.execute(WRITE, command="c1", resend=True, timeout=0.2)
+            await client.execute(WRITE, command="c1", resend=True, timeout=1)
         assert caught.value.details == {"command": "c1"}
         with pytest.raises(ConstraintError):
             await client.execute(WRITE, command="c1")

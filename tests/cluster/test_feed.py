@@ -101,7 +101,7 @@ async def test_a_mirror_fed_by_the_feed_equals_the_cluster(cluster: LocalCluster
         stopping.set()
     await ready(cluster)
     await level(cluster)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with open_client(cluster.url()) as client:
             count = (await client.execute("SELECT count(*) FROM bedrockish_journal WHERE repeat = 0")).value()
             async for transaction in Changes(client, mirror.cursor):

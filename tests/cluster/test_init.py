@@ -60,7 +60,7 @@ def test_folders_made_by_init_run_as_a_cluster(tmp_path: Path, tls: bool) -> Non
             db.execute("CREATE TABLE t(x)")
             for _ in range(20):
                 db.execute("INSERT INTO t VALUES (1)")
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while (shown := program("status", url)).returncode and time.monotonic() < until:
             time.sleep(0.2)
         logs = [f"{name}: {(home / f'{name}.log').read_text()}" for name in "ABC"]

@@ -50,7 +50,7 @@ async def test_row_that_an_index_lacks_is_found_and_repaired(cluster: LocalClust
     await ready(cluster)
     pids = processes(cluster)
     async with open_client(cluster.url(1, only=True)) as client:
-        await client.upkeep({"do": "scrub"}, timeout=5)
+        await client.upkeep({"do": "scrub"}, timeout=20)
     await until("B is filled again", partial(filled, cluster, 1))
     await serving(cluster)
     await level(cluster)
@@ -58,7 +58,7 @@ async def test_row_that_an_index_lacks_is_found_and_repaired(cluster: LocalClust
     assert f"row 50 of {table} is not in its index {index}" in cluster.nodes[1].log.read_text()
     assert "Traceback" not in said(cluster)
     async with open_client(cluster.url(1, only=True)) as client:
-        await client.upkeep({"do": "scrub"}, timeout=5)
+        await client.upkeep({"do": "scrub"}, timeout=20)
 
     async def looked() -> bool:
         return bool((await status_of(cluster, 1))["index_scrub"]["passes"])

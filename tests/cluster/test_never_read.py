@@ -50,7 +50,7 @@ def frame(kind: int, what: object) -> bytes:
 
 
 def ask_on_a_link(port: int, client: int) -> socket.socket:
-    end = socket.create_connection(("127.0.0.1", port), timeout=20)
+    end = socket.create_connection(("127.0.0.1", port), timeout=60)
     end.sendall(frame(1, {**HELLO, "info": {}}))
     end.recv(4096)
     for number in range(CALLS):
@@ -67,7 +67,7 @@ def ask_over_http(port: int, client: int) -> socket.socket:
         path, asked = "/v3/pipeline", json.dumps({"baton": None, "requests": [execute] * CALLS})
     else:
         path, asked = ("/db/query", json.dumps([LARGE])) if client % 3 else ("/db/execute", json.dumps([LARGE] * CALLS))
-    end = socket.create_connection(("127.0.0.1", port), timeout=20)
+    end = socket.create_connection(("127.0.0.1", port), timeout=60)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(asked)}\r\n\r\n"
     end.sendall((head + asked).encode())
     return end
@@ -75,7 +75,7 @@ def ask_over_http(port: int, client: int) -> socket.socket:
 
 def send_most(port: int, client: int, *, is_whole: bool) -> socket.socket:
     """Send a call of 60 MB without its last byte, or with a byte of the next; the node cannot decode either."""
-    end = socket.create_connection(("127.0.0.1", port), timeout=20)
+    end = socket.create_connection(("127.0.0.1", port), timeout=60)
     end.sendall(frame(1, {**HELLO, "node": f"mute{client}", "info": {}}))
     end.recv(4096)
     sent = struct.pack(">IB", MESSAGE, 2) + bytes(MESSAGE)

@@ -51,7 +51,7 @@ async def come_until_turned_away(url: str) -> None:
     """Open links until the node refuses one; the first may take the places of silent ones that the node has closed."""
     async with AsyncExitStack() as stack:
         for _ in range(FILES):
-            client = await stack.enter_async_context(open_client(f"{url}?timeout=0.5"))
+            client = await stack.enter_async_context(open_client(f"{url}?timeout=5"))
             await client.execute("SELECT 1")
 
 

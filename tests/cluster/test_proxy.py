@@ -12,7 +12,7 @@ from bedrockish.core.protocol.messages import Message, decode, encode
 from bedrockish_net.frame import FrameKind, FrameReader, encode_frame
 from tools.chaos.proxy import Network
 
-BOUND_S = 10
+BOUND_S = 60
 
 
 def said(number: int) -> bytes:

@@ -18,7 +18,7 @@ INSERT = "INSERT INTO payment VALUES (?, ?)"
 
 async def resend_until_known(client: Client, values: tuple[int, int], command: str) -> None:
     """Send an INSERT again until its outcome is known: a node that may lag does not give up the command for good."""
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while True:
             try:
                 await client.execute(INSERT, values, command=command, resend=True)

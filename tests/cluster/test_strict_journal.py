@@ -192,7 +192,7 @@ async def commit_until_packed(client: Client) -> str:
         await client.execute(INSERT, ["others"])
     command = uuid.uuid4().hex
     await client.execute(INSERT, ["others"], command=command)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while (await client.status())["kept"]["recent"] > SEGMENT:  # noqa: ASYNC110
             await trio.sleep(0.05)
     return command

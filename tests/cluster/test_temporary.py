@@ -209,7 +209,7 @@ async def test_loss_of_the_node_raises_temporary_lost_error(cluster: LocalCluste
 
 async def test_temporary_objects_have_bounds(tmp_path: Path) -> None:
     """Their number, size and idle time are bounded for each session, and the error names the key."""
-    limits = {"temporary_max": 8, "temporary_bytes_max": 1 << 20, "idle_temporary_ms": 1500}
+    limits = {"temporary_max": 8, "temporary_bytes_max": 1 << 20, "idle_temporary_ms": 3000}
     with LocalCluster(tmp_path / "one", ("A",), {"limits": limits}).running() as cluster:
         await ready(cluster)
         async with open_client(cluster.url()) as client:
@@ -224,7 +224,7 @@ async def test_temporary_objects_have_bounds(tmp_path: Path) -> None:
                 with pytest.raises(TooLargeError, match="temporary_bytes_max"):
                     await transaction.execute("INSERT INTO x SELECT randomblob(100000) FROM t, t AS u")
                 assert (await transaction.execute("SELECT count(*) FROM x")).value() == 1
-            await trio.sleep(3)
+            await trio.sleep(5)
             with pytest.raises(TemporaryLostError, match="idle_temporary_ms"):
                 await client.execute("SELECT * FROM x")
             assert await all_of(client, "SELECT count(*) FROM t") == [(11,)]

@@ -162,9 +162,12 @@ async def test_indexes_equal_rebuilt_ones_after_random_work_at_all_nodes(cluster
             await trio.sleep(0.5)
             node.start()
         await ready(cluster)
-        await trio.sleep(2)
+
+        async def all_work() -> bool:
+            return min(done) > 5
+
+        await until("each node has executed some requests", all_work)
         enough.set()
-    assert min(done) > 5
     await level(cluster)
     await all_safe(cluster)
     await spoil_at_b(cluster, "docs")

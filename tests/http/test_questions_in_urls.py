@@ -28,7 +28,7 @@ def ask(node: Asker, sql: str, *params: object, to: str = "query", **options: st
 
 def raw(node: Asker, request: bytes) -> bytes:
     """Send bytes unchanged, and return all bytes until the node ends the connection."""
-    with socket.create_connection(("127.0.0.1", node.port), timeout=30) as link:
+    with socket.create_connection(("127.0.0.1", node.port), timeout=60) as link:
         link.sendall(request)
         said = b""
         while piece := link.recv(1 << 16):
@@ -195,7 +195,7 @@ def test_old_and_broken_requests_are_answered(node: Asker) -> None:
     assert [json.loads(line) for line in body.splitlines()][1:] == [[7], {"rows": 1}]
     for length in (200_000, 5_000_000):
         long = b"GET /db/query?sql=SELECT+'" + b"x" * length + b"' HTTP/1.1\r\nHost: x\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", node.port), timeout=30) as link:
+        with socket.create_connection(("127.0.0.1", node.port), timeout=60) as link:
             try:
                 link.sendall(long)
                 first = link.recv(100)
@@ -209,7 +209,7 @@ def test_old_and_broken_requests_are_answered(node: Asker) -> None:
         b"GET /db/query?sql=\xff HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\r\n" * 9000,
     ):
-        with socket.create_connection(("127.0.0.1", node.port), timeout=30) as link:
+        with socket.create_connection(("127.0.0.1", node.port), timeout=60) as link:
             link.sendall(nonsense)
             link.shutdown(socket.SHUT_WR)
             said = link.recv(1000)
@@ -243,7 +243,7 @@ def test_failed_stream_ends_with_an_error_line_and_a_broken_one_without_last_lin
     *_, last = map(json.loads, ask(node, late, 5000, to="stream").body.splitlines())
     assert last["error"]["code"] == "sql"
     assert last["rows"] < 3000
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while node("/status").json["open_streams"]:
         assert time.monotonic() < until
         time.sleep(0.05)

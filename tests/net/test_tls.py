@@ -75,7 +75,7 @@ async def listening(files: Files) -> AsyncIterator[tuple[int, trio.MemoryReceive
         limits=LinkLimits(hello_seconds=2, goodbye_seconds=0.3),
         listen_context=listen_context(files.ca, files.cert, files.key),
     )
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             [(_, port)] = await nursery.start(mesh.run)
             yield port, told
@@ -305,7 +305,7 @@ async def test_revoked_certificate_is_refused_and_its_links_end(authority: trust
     )
     contexts = dial_context(b.ca, b.cert, b.key), listen_context(b.ca, b.cert, b.key)
     own = dial_context(a.ca, a.cert, a.key)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             [(_, port)] = await nursery.start(mesh.run)
             peer = await dial_link(HOST, port, Hello("node-a", "shop"), ssl_context=own)

@@ -57,7 +57,7 @@ async def test_a_slow_disk_is_waited_for_in_its_thread(tmp_path: Path, monkeypat
         await settled()
         assert not answers
         disk.gate.set()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while len(answers) < 2:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         nursery.cancel_scope.cancel()
@@ -81,7 +81,7 @@ async def test_long_work_is_finished_by_the_task_before_later_turns(
             assert not runtime.act(), "the long work is left to the task"
             runtime.act()  # other clients read
         assert not answers
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while len(answers) < 3:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         found = await runtime.submit(request("SELECT count(*) FROM t", "count"))
@@ -106,7 +106,7 @@ async def test_damage_found_in_the_reading_task_ends_the_node(tmp_path: Path, mo
             runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), lambda _: None)
             runtime.act()
 
-    with trio.fail_after(30), pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
+    with trio.fail_after(60), pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
         await live()
     batches = engine.batch.number
     runtime.leave()
@@ -138,7 +138,7 @@ async def test_unawaited_batch_is_synced_with_the_next_or_soon(tmp_path: Path, m
         runtime.act()
         assert engine.batch.is_dirty
         syncs = disk.count
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while engine.batch.is_dirty:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         await settled()
@@ -196,7 +196,7 @@ async def test_gossip_leaves_with_the_next_batch_unless_peers_wait_for_it(
         monkeypatch.setattr(durability_gate, "LINGER_S", 0.05)
         tell(clock + 1)
         assert wire.count == before + 2
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while wire.count == before + 2:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
@@ -229,7 +229,7 @@ async def test_writers_that_come_together_share_a_transaction(tmp_path: Path, mo
         runtime.act()
         assert runtime.counts["executions"] == executions
         runtime.read_links(read)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while len(answers) < 4:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         assert runtime.counts["commits_led"] == commits + 1

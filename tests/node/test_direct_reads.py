@@ -104,7 +104,7 @@ async def test_stale_read_shows_only_durable_rows_and_waits_for_no_disk(
         assert await node.value() == 1, "no client was told of the second row"
         assert node.direct == direct + 2
         node.disk.gate.set()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not node.answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
         assert await node.value() == 2
@@ -142,7 +142,7 @@ async def test_core_answers_while_own_and_other_commits_are_not_durable(
         assert not node.answers
         assert node.direct == direct
         node.disk.gate.set()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while len(node.answers) < 2:  # noqa: ASYNC110
                 await trio.sleep(0.001)
 
@@ -175,7 +175,7 @@ async def test_session_ahead_of_the_durable_batch_waits_for_the_core(
         await settled()
         assert not node.answers
         await node.runtime.submit(request(INSERT, "second"))
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not node.answers:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         answer = node.answers["ahead"]
@@ -286,7 +286,7 @@ async def test_core_executes_reads_that_would_delay_the_loop(
         assert await node.value() == 0
         direct = node.direct
         node.ask("read", statements=(Statement(sql, params),))
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while not node.answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
         assert node.direct == direct

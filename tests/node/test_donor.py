@@ -25,7 +25,7 @@ async def test_node_stops_while_a_copy_of_its_file_is_made(tmp_path: Path, monke
         def step() -> None:
             steps[0] += 1
             begun.set()
-            cancelled.wait(5)
+            cancelled.wait(60)
             go_on()
 
         copy_file(source, place, step)

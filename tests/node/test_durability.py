@@ -45,7 +45,7 @@ class Disk:
         self.broken: BaseException | None = None
 
     def sync(self) -> None:
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if self.broken is not None:
             raise self.broken
         self.count += 1
@@ -110,7 +110,7 @@ async def settled() -> None:
 async def idle(runtime: Runtime) -> None:
     """Return when the loop's task waits for something to do."""
     loop = runtime._loop
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not loop._is_waiting or loop._wake.is_set() or loop._has_work() or runtime.gate.is_syncing:  # noqa: ASYNC110
             await trio.sleep(0.001)
 
@@ -137,7 +137,7 @@ async def test_short_writes_that_come_during_a_sync_share_a_transaction_and_read
         await settled()
         assert runtime.counts["executions"] == executed + 1
         disk.gate.set()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while len(answers) < 7:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
         assert runtime.core.state.counts["grouped"] == 4
@@ -169,7 +169,7 @@ async def test_an_answer_waits_for_the_disk_and_later_ones_share_the_next_sync(
         assert answers == []
         before = disk.count
         disk.gate.set()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while len(answers) < 30:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.005)
         assert disk.count - before <= 4  # the first, the next, and a heartbeat or two
@@ -218,7 +218,7 @@ async def test_messages_leave_after_the_sync_of_their_batch(tmp_path: Path, monk
         assert wire.left == [("B", wanted)]
         wire.left.clear()
         disk.gate.set()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while len(wire.left) < 2:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.005)
         assert [(node, type(message)) for node, message in wire.left] == [("B", Begin), ("C", Begin)]
@@ -253,7 +253,7 @@ async def test_early_message_leaves_when_its_own_facts_are_durable(
         await settled()
         assert len(wire.left) == 1
         disk.gate.set()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while len(wire.left) < 5:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.005)
         assert engine.durable_ceiling == ceiling + 1
@@ -274,7 +274,7 @@ async def test_failing_disk_stops_the_node_before_any_output_leaves(
             disk.broken = DamagedError("it cannot be synced")
             runtime.begin(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"), answers.append)
 
-    with pytest.RaisesGroup(DamagedError, flatten_subgroups=True), trio.fail_after(30):
+    with pytest.RaisesGroup(DamagedError, flatten_subgroups=True), trio.fail_after(60):
         await live()
     assert answers == []
     engine.close()
@@ -397,7 +397,7 @@ async def test_graceful_shutdown_finishes_the_current_turn(tmp_path: Path, monke
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not runtime._loop._is_waiting:  # noqa: ASYNC110  earlier writes must be synced first
                 await trio.sleep(0.01)
         monkeypatch.setattr(runtime, "_is_long", lambda effect: isinstance(effect, Keep) and effect.name == "long")
@@ -447,7 +447,7 @@ async def test_fsync_thread_calls_done_in_the_loop_with_the_error_of_a_sync() ->
         found.append((threading.get_ident() == main, type(error)))
         over.set()
 
-    with FsyncThread(sync) as syncer, trio.fail_after(30):
+    with FsyncThread(sync) as syncer, trio.fail_after(60):
         syncer.start(done)
         await over.wait()
         over, failing = trio.Event(), True
@@ -487,7 +487,7 @@ async def test_end_of_a_sync_is_reported_with_the_input_of_links() -> None:
         nursery.start_soon(loop.run)
         syncer = FsyncThread(sync)
         syncer.tell_by(loop)
-        with syncer, trio.fail_after(30):
+        with syncer, trio.fail_after(60):
             syncer.start(done)
             await over.wait()
         nursery.cancel_scope.cancel()

@@ -20,7 +20,7 @@ def stage(gate: DurabilityGate) -> BatchStage:
 
 async def reached(gate: DurabilityGate, wanted: BatchStage) -> None:
     """Wait until the batches are at a stage, at which the test holds them."""
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while stage(gate) is not wanted:  # noqa: ASYNC110  the gate has no event for it
             await trio.sleep(0.001)
 
@@ -51,7 +51,7 @@ async def test_batch_without_answers_stays_open_until_an_answer_needs_a_sync(
         assert gate.durable_batches == engine.batch.number - 1
         assert not answers
         disk.gate.set()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
         await reached(gate, BatchStage.GATHERING)

@@ -49,7 +49,8 @@ SEEN: dict[str, Callable[[Runtime], object]] = {  # the setting in the part of t
     "workers_max": lambda node: node.workers.describe()["places"],
     "idle_transaction_ms": lambda node: round(1000 * node.transactions._times()[0]),
     "enable_cluster_clock": lambda node: node.status()["cluster_clock"] == "on",
-    "wall_offset_ms": lambda node: round((node.clock().wall_ms - 1000 * time.time()) / 100) * 100,
+    # of several differences the largest, since the test may stand still between the two clocks
+    "wall_offset_ms": lambda node: round(max(node.clock().wall_ms - 1000 * time.time() for _ in range(5)) / 100) * 100,
 }
 
 
@@ -78,7 +79,7 @@ async def test_every_key_reaches_the_running_node(way: str, tmp_path: Path, monk
 
     monkeypatch.setattr(Runtime, "__init__", note)
     config = written(way, tmp_path / "q.db")
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, config)
             while not (runs and runs[0].output.mesh is not None and runs[0]._nursery is not None):  # noqa: ASYNC110
@@ -100,7 +101,7 @@ async def test_node_serves_with_the_greatest_limits(tmp_path: Path) -> None:
     limits = {key: str(NUMBER_MAX - 1) for key, section in keys().items() if section == "limits"}
     (port,) = free_ports(1)
     top = {**MINIMAL, "listen": f"127.0.0.1:{port}", "database": str(tmp_path / "q.db")}
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, build(flags={**top, **limits}))
             async with open_client(f"bedrockish://127.0.0.1:{port}") as client:

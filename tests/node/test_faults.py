@@ -104,7 +104,7 @@ async def ask(runtime: Runtime, sql: str, command: str) -> Answer | BedrockishEr
 async def test_request_that_hits_a_bug_gets_an_internal_error_and_the_next_is_answered(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
             await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
@@ -155,7 +155,7 @@ async def test_bug_in_a_libsql_request_keeps_earlier_answers_and_ends_the_stream
         return bug() if statement.sql == bad else await real(self, statement, is_last=is_last)
 
     monkeypatch.setattr(LibsqlSession, "execute", sometimes)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
             await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
@@ -179,7 +179,7 @@ async def test_bug_in_a_libsql_request_keeps_earlier_answers_and_ends_the_stream
 
 
 async def test_bug_in_a_background_worker_fails_one_request(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
             await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
@@ -200,7 +200,7 @@ async def test_bug_in_a_background_worker_fails_one_request(runtime: Runtime, mo
 
 async def test_failing_callback_of_a_caller_does_not_stop_other_answers(runtime: Runtime) -> None:
     told: list[object] = []
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
             runtime.begin(Request("a", (Statement("SELECT 1"),), timeout_s=5), bug)
@@ -258,7 +258,7 @@ async def test_full_disk_in_an_order_of_an_operator_ends_the_node(
 ) -> None:
     """Otherwise its next batch would report a failed file and end the process, instead of waiting for room."""
     answers: list[BedrockishError] = []
-    with trio.fail_after(20), pytest.RaisesGroup(NoRoomError, flatten_subgroups=True):
+    with trio.fail_after(60), pytest.RaisesGroup(NoRoomError, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
             await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
@@ -300,7 +300,7 @@ async def test_node_restarts_from_its_file_after_a_fault_in_the_loop(
         runs.append(self)
 
     monkeypatch.setattr(Runtime, "__init__", note)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, config)
             await until(lambda: runs and runs[0].output.mesh is not None)
@@ -335,7 +335,7 @@ async def test_node_with_a_full_disk_serves_again_after_a_wait_for_room(
 
     monkeypatch.setattr(Runtime, "__init__", note)
     monkeypatch.setattr(WriteCheck, "wait", wait)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, config)
             await until(lambda: runs and runs[0].output.mesh is not None)
@@ -412,7 +412,7 @@ async def test_failed_start_reports_whether_rebuilt_indexes_may_help(
 
     monkeypatch.setattr(Engine, "open", fail)
     monkeypatch.setattr(daemon, "rebuild_in_place", rebuild)
-    with trio.fail_after(20), pytest.raises(DamagedError, match="cannot begin without"):
+    with trio.fail_after(60), pytest.raises(DamagedError, match="cannot begin without"):
         await daemon.serve(served.config)
     assert said in caplog.text
 
@@ -430,7 +430,7 @@ async def test_damage_is_kept_while_the_file_cannot_be_opened(
         tries += 1
         raise ConfigError("a.db cannot be opened for writing: disk I/O error")
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, served.config)
             first = await served.run_of(0)
@@ -477,7 +477,7 @@ async def test_damage_found_with_a_full_disk_is_recorded_when_there_is_space(
         waited.append(len(served.runs))
 
     waited: list[int] = []
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, served.config)
             first = await served.run_of(0)
@@ -515,7 +515,7 @@ async def test_node_waits_for_an_address_in_use(
         tries += 1
         raise ConfigError("http: it cannot be used") if what == "http" else ListenError("it cannot be listened on")
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, served.config)
             first = await served.run_of(0)
@@ -538,7 +538,7 @@ async def test_node_stopped_at_its_restart_ends_without_an_error(
 ) -> None:
     served = Served(tmp_path, monkeypatch)
     leave = Runtime.leave
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, served.config)
             first = await served.run_of(0)
@@ -566,7 +566,7 @@ async def test_a_node_only_reads_while_its_disk_is_nearly_full(autojump_clock: M
 
 
 async def test_new_requests_are_refused_while_memory_is_full(runtime: Runtime) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
             await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
@@ -597,7 +597,7 @@ def test_text_is_long_if_the_median_of_its_times_is(runtime: Runtime) -> None:
 async def test_waiting_command_gets_the_place_of_a_stuck_one(runtime: Runtime) -> None:
     """A stuck command loses its place after a while, at a moment without another event."""
     workers = runtime.workers
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
             for _ in range(2):
@@ -625,7 +625,7 @@ async def test_clock_query_in_a_worker_does_not_block_shutdown(
     sql = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(cluster_clock()) FROM c"
     monkeypatch.setattr("bedrockish.node.scheduling.workers.STUCK_S", 1.0)
     told: list[Answer | BedrockishError] = []
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
             for _ in range(2):

@@ -67,7 +67,7 @@ async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monk
         rest = step(runtime, "tx", COMMIT)
         assert not isinstance(rest, Answer)
         assert (await rest()).place is not None
-        with trio.fail_after(30):  # a busy disk is late with the gossip that follows
+        with trio.fail_after(60):  # a busy disk is late with the gossip that follows
             while runtime.engine.batch.is_dirty or runtime.gate.durable_batches < runtime.engine.batch.number:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         told(step(runtime, "reads", BEGIN))
@@ -278,11 +278,11 @@ async def test_transaction_keeps_its_snapshot_if_its_reads_are_overwritten_while
         disk.gate.clear()
         answers: list[Answer | BedrockishError] = []
         runtime.begin(request("UPDATE t SET x = 99 WHERE id = 1", "first"), answers.append)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not runtime.gate.is_syncing:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         runtime.begin(request("INSERT INTO t VALUES (3, 30)", "second"), answers.append)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not runtime.engine.batch.is_dirty:  # noqa: ASYNC110
                 await trio.sleep(0.001)  # a newer snapshot has to be waited for then
         rest = step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 1")
@@ -299,7 +299,7 @@ async def test_transaction_keeps_its_snapshot_if_its_reads_are_overwritten_while
             await settled()
             disk.gate.set()
         assert told(found[0]) == [[(10,)]]  # as on the snapshot on which the other row was read
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while len(answers) < 3:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         with pytest.raises(ConflictError):

@@ -41,7 +41,7 @@ class Node:
         self.runtime.begin(asked, lambda answer: self.answers.__setitem__(name, answer))
 
     async def wait(self, *names: str) -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not self.answers.keys() >= {*names}:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
 
@@ -71,7 +71,7 @@ async def a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 async def come(blocked: BlockedMethod) -> None:
     """Wait until a thread is blocked in the method."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not blocked.threads:  # noqa: ASYNC110  a thread sets it
             await trio.sleep(0.001)
 

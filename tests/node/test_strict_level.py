@@ -108,7 +108,7 @@ async def test_read_in_a_worker_runs_again_if_an_entry_was_applied_since_its_sna
     def execute(workspace: Workspace, asked: Request) -> Prepared:
         found = plain(workspace, asked)
         ran.append(len(ran))
-        assert applied.wait(20)
+        assert applied.wait(60)
         return found
 
     monkeypatch.setattr(Workspace, "execute", execute)
@@ -124,7 +124,7 @@ async def test_read_in_a_worker_runs_again_if_an_entry_was_applied_since_its_sna
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while not ran:  # noqa: ASYNC110  it runs in a thread
                     await trio.sleep(0.001)
             await runtime.submit(request("UPDATE t SET x = 11 WHERE id = 1", "other"))

@@ -100,7 +100,7 @@ async def test_row_that_is_not_durable_yet_is_waited_for(tmp_path: Path, monkeyp
         await settled()
         assert "strict" not in node.answers
         node.disk.gate.set()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while "strict" not in node.answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
         answer = node.answers["strict"]
@@ -145,7 +145,7 @@ async def test_node_that_stops_refuses_the_reads_of_an_open_question(
 async def test_reads_go_to_the_core_for_a_moment_after_an_unanswered_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strict_reads, "PAUSE_S", 0.3)
+    monkeypatch.setattr(strict_reads, "PAUSE_S", 600.0)
     async with a_node(tmp_path, monkeypatch) as node:
         questions = Questions(node, monkeypatch)
         node.ask("in vain", read=STRICT)
@@ -153,7 +153,7 @@ async def test_reads_go_to_the_core_for_a_moment_after_an_unanswered_question(
         questions.tell(may_be=True)
         assert await node.value(read=STRICT) == 0
         assert len(questions.asked) == 1
-        await trio.sleep(0.4)
+        node.runtime._strict._not_before = 0.0  # the moment is over
         node.ask("later", read=STRICT)
         await settled()
         assert len(questions.asked) == 2

@@ -138,6 +138,7 @@ async def test_a_transaction_clock_is_later_than_all_that_was_acknowledged(clust
                 for client in clients:
                     nursery.start_soon(write, client)
                 nursery.start_soon(ask)
+        await level(cluster)
         joined = "SELECT count(*) FROM t JOIN bedrockish_changes AS j ON j.table_name = 't' AND row_key = id"
         assert await rows(a, f"{joined} WHERE c <> clock") == [(0,)]
         assert await rows(a, f"{joined} WHERE c = clock") == [(45,)]

@@ -188,12 +188,13 @@ async def test_node_that_stopped_just_now_does_not_answer_an_order(cluster: Loca
     assert stopped is not None
     stopped.send_signal(signal.SIGSTOP)  # unlike after a kill, its links stay open
     try:
+        reason = "spare"
         for _ in range(3):  # a word of C that is on its way still counts
-            with pytest.raises(MembershipError) as refused:
-                await change(cluster, MemberChange(DEMOTE, "B"))
-            if refused.value.details["reason"] != "spare":
-                break
-        assert refused.value.details["reason"] == "quorum", "A and the stopped C could decide nothing"
+            if reason == "spare":
+                with pytest.raises(MembershipError) as refused:
+                    await change(cluster, MemberChange(DEMOTE, "B"))
+                reason = str(refused.value.details["reason"])
+        assert reason == "quorum", "A and the stopped C could decide nothing"
     finally:
         stopped.send_signal(signal.SIGCONT)
     await ready(cluster)

@@ -14,7 +14,7 @@ from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError
 from bedrockish_journal.verify.replay import replay
 from tests.cluster.schema_load import Load, change, offset_walls
-from tests.cluster.story import insist, judge_copy, judge_files, level, ready, rows
+from tests.cluster.story import insist, judge_copy, judge_files, level, ready, rows, until
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
@@ -134,6 +134,12 @@ async def test_schema_change_of_a_killed_leader_is_in_force_everywhere_or_nowher
         await trio.sleep(0.04)
         cluster.nodes[0].kill()
     await insist(cluster.url(1), "ALTER TABLE t ADD COLUMN c0", [], "alter-0")
+
+    async def is_in_force() -> bool:
+        async with open_client(cluster.url(2, only=True)) as client:
+            return bool((await client.execute("SELECT count(*) FROM pragma_table_info('t')")).value() == 3)
+
+    await until("the change is in force at C", is_in_force)
     await insist(cluster.url(2), "INSERT INTO t(n, c0) VALUES (1, 2)", [], "insert-0")
     cluster.nodes[0].start()
     await ready(cluster)

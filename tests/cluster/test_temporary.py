@@ -65,6 +65,7 @@ async def test_rows_of_temporary_tables_stay_in_their_session(cluster: LocalClus
         await other.execute("INSERT INTO t(a) VALUES (600)")
         with pytest.raises(SqlError, match="no such table: x"):
             await other.execute("SELECT * FROM x")
+        client.token = other.token
         await client.execute("CREATE TEMPORARY TABLE filled AS SELECT a FROM t WHERE a > 99")
         await client.execute("CREATE TABLE plain(a)")
         assert len(await all_of(client, "SELECT * FROM filled")) == 5
@@ -283,5 +284,6 @@ async def test_temporary_objects_end_with_their_client(cluster: LocalCluster) ->
     await until("the transaction has ended", none)
     with closing(sqlite3.connect(f"file:{cluster.nodes[0].database}?mode=ro", uri=True)) as db:
         assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'x'").fetchone() == (0,)
+    await level(cluster)
     cluster.stop()
     judge_files(cluster)

@@ -29,6 +29,7 @@ class Load:
         attempts: how often each that writes was executed, by phase.
         apart: each client has accounts of its own, so that only the changes of the schema can cause repetitions.
         failures: what transactions of clients failed with.
+        token: that of the session that has made the tables.
     """
 
     cluster: LocalCluster
@@ -37,6 +38,7 @@ class Load:
     attempts: dict[str, list[int]] = field(default_factory=dict)
     failures: list[BedrockishError] = field(default_factory=list)
     apart: int = 0
+    token: bytes | None = None
     stopping: bool = False
 
     async def prepare(self) -> None:
@@ -45,12 +47,13 @@ class Load:
             await client.transact(list(TABLES))
             rows = "WITH RECURSIVE k(i) AS (SELECT 1 UNION SELECT i + 1 FROM k LIMIT ?) SELECT i, 100, '' FROM k"
             await client.execute(f"INSERT INTO account {rows}", [ACCOUNTS])
+            self.token = client.token
 
     async def write(self, number: int) -> None:
         """Be a client: one transaction after the other at one node, until it is over."""
         luck = random.Random(number)
         node = number % len(self.cluster.nodes)
-        async with open_client(self.cluster.url(node, only=True)) as client:
+        async with open_client(self.cluster.url(node, only=True), token=self.token) as client:
             while not self.stopping:
                 phase, began = self.phase, time.monotonic()
                 try:

@@ -74,6 +74,22 @@ async def level(cluster: LocalCluster) -> None:
     await until("all nodes equal, nothing in doubt and every schema in force", same)
 
 
+async def heard(cluster: LocalCluster, index: int) -> None:
+    """Wait until every node has applied what one has now, and its changes of the schema; clients may write on."""
+    told = (await status_of(cluster, index))["applied"]
+
+    async def by_all() -> bool:
+        try:
+            found = [(await status_of(cluster, place))["applied"] for place in range(len(cluster.nodes))]
+            waiting = await _numbers(cluster, "SELECT count(*) FROM bedrockish_schema WHERE state = 'scheduled'")
+        except BedrockishError:
+            return False
+        has_all = [all(one.get(leader, 0) >= tick for leader, tick in told.items()) for one in found]
+        return all(has_all) and not any(waiting)
+
+    await until("every node has applied it", by_all)
+
+
 async def all_safe(cluster: LocalCluster) -> None:
     """Wait until safe time has passed all present commits at every node, so that a feed includes them.
 

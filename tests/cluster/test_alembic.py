@@ -10,7 +10,7 @@ from alembic.config import Config
 from bedrockish import open_client
 from bedrockish.sqlalchemy import make_url
 from tests.cluster.schema_load import Load
-from tests.cluster.story import PATIENT, judge_files, level, ready, rows
+from tests.cluster.story import PATIENT, heard, judge_files, level, ready, rows
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
@@ -82,6 +82,7 @@ async def test_alembic_migrates_under_load(cluster: LocalCluster, tmp_path: Path
             nursery.start_soon(load.write, number)
         for index, (what, to) in enumerate((("upgrade", "head"), ("downgrade", "first"), ("upgrade", "head"))):
             await trio.to_thread.run_sync(run, what, to, index)
+            await heard(cluster, index)
         load.stopping = True
     assert load.failures == []
     await level(cluster)  # the last change is in force at this node, too

@@ -14,7 +14,7 @@ import trio
 from bedrockish import open_client
 from bedrockish.embedded import Node
 from tests.cluster.schema_load import Load
-from tests.cluster.story import PATIENT, judge_files, level, ready, rows
+from tests.cluster.story import PATIENT, heard, judge_files, level, ready, rows
 from tests.cluster.test_plugins import with_plugins
 from tools.cluster import SOURCES, LocalCluster
 
@@ -41,6 +41,7 @@ async def test_django_migrates_there_and_back_under_load(cluster: LocalCluster) 
             url = cluster.url(index, only=True, options=PATIENT)
             said = await trio.to_thread.run_sync(manage, url, *command)
             assert "OK" in said
+            await heard(cluster, index)
         load.stopping = True
     assert load.failures == []
     await level(cluster)  # the last change is in force at this node, too

@@ -14,7 +14,7 @@ from bedrockish.client.transaction import Transaction
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError
 from bedrockish_journal.verify.replay import replay
 from tests.cluster.schema_load import Load
-from tests.cluster.story import PATIENT, all_safe, judge_copy, judge_files, level, ready, rows, until
+from tests.cluster.story import PATIENT, all_safe, heard, judge_copy, judge_files, level, ready, rows, until
 from tests.cluster.test_mirror import judge_mirror, mirror_of_the_page
 from tools.cluster import LocalCluster
 
@@ -62,6 +62,7 @@ async def test_tables_are_rebuilt_while_others_write_them(cluster: LocalCluster,
         for index in range(3):
             url = cluster.url(index, only=True, options=PATIENT)
             await trio.to_thread.run_sync(make_anew, url, index + 1, f"c{index}")
+            await heard(cluster, index)
         await _lost_and_run_again(cluster)
         await _sent_twice(cluster)
         await _takes_long(cluster)

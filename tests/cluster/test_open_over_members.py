@@ -142,12 +142,14 @@ async def test_open_transaction_goes_on_over_a_change_of_users_unless_it_loses_r
             for change in USERS:
                 await operator.change_members(change)
             await has_heard(cluster, operator)
+            await has_heard(cluster, operator)
             await go_on(cluster, operator)
             for taken in TAKEN:
                 for last in ((), ("SELECT 1",)):
                     with pytest.raises(ForbiddenError, match=f"rights of {taken.node} were taken .* did not happen"):
                         await loses_rights(cluster, operator, taken, last)
                     await operator.change_members(replace(taken, action=USER_GRANT))
+                    await has_heard(cluster, operator)
                     await has_heard(cluster, operator)
             found = await operator.execute("SELECT count(*), sum(k LIKE '%!') FROM t", read="strict")
             assert found.rows == [(6, 6)]

@@ -68,6 +68,7 @@ async def live(cluster: LocalCluster, early: Path) -> tuple[list[Committed], lis
                 nursery.start_soon(write, cluster, index, range(100 * (index + 1), 100 * (index + 1) + 20))
             await trio.sleep(0.2)
             await client.execute("ALTER TABLE account ADD COLUMN state TEXT DEFAULT 'new'")
+        await level(cluster)
         seen = [tuple(row) for row in (await client.execute("SELECT * FROM account ORDER BY id")).rows]
         await client.execute("DELETE FROM account")  # without a WHERE
         await client.execute("INSERT INTO account(id, owner) VALUES (7, 'who knows nothing of it')")

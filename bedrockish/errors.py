@@ -332,8 +332,23 @@ def _subclasses(cls: type[BedrockishError]) -> dict[str, type[BedrockishError]]:
     return found
 
 
+def drop_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error and of its causes, which keep the statements and rows of a request in memory.
+
+    A function that raises an error from a local variable forms a cycle with it. Only the garbage collector frees that,
+    and it counts objects, not bytes.
+    """
+    found: list[BaseException | None] = [error]
+    while found:
+        one = found.pop()
+        if one is not None and not isinstance(one, DamagedError):  # the node ends with it, and logs where it was raised
+            found += (one.__cause__, one.__context__)
+            one.__traceback__ = one.__cause__ = one.__context__ = None
+
+
 def pack_error(error: BedrockishError) -> dict[str, Any]:
-    """Return an error as plain data, for sending it to a client."""
+    """Return an error as plain data, for sending it to a client; drop its frames."""
+    drop_frames(error)
     return {"code": error.code, "message": error.message, "details": dict(error.details)}
 
 

@@ -1,23 +1,25 @@
 """libSQL's protocol: by hand, and with clients that were not written for this project."""
 
+import gc
 import json
 import shutil
 import socket
+import sys
 import time
 from collections.abc import AsyncGenerator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import libsql
 import pytest
 from sqlalchemy import create_engine, text
 
 from bedrockish.api.requests import Statement
-from bedrockish.errors import OutcomeUnknownError, TooLargeError, UsageError
-from bedrockish.http.libsql.pipeline import OpenStream, Pipelines
-from bedrockish.http.libsql.session import parameter_names, whole_transaction
+from bedrockish.errors import ConflictError, OutcomeUnknownError, TooLargeError, UsageError
+from bedrockish.http.libsql.pipeline import OpenStream, Pipelines, _answered
+from bedrockish.http.libsql.session import LibsqlSession, parameter_names, whole_transaction
 from bedrockish.http.libsql.structures import STEPS_MAX, BatchStep, Texts, read_batch, read_step, write_error
 from tests.http import javascript
 from tests.http.conftest import Asker
@@ -456,3 +458,34 @@ async def test_cursor_baton_is_valid_before_the_last_line_is_sent() -> None:
 
     seen = [(json.loads(line), set(pipelines._kept)) async for line in pipelines._lines(kept, entries())]
     assert [good for _, good in seen] == [set(), set(), {seen[0][0]["baton"]}]
+
+
+def test_error_that_repeats_keeps_no_request_in_memory() -> None:
+    """A stream tells the error that ended its transaction to each later request."""
+
+    def request(error: UsageError, body: bytearray) -> None:
+        assert body
+        raise error
+
+    lost, body = ConflictError("it did not happen"), bytearray(1_000_000)
+    before = sys.getrefcount(body)
+    for _ in range(3):
+        with pytest.raises(ConflictError) as told:
+            request(lost, body)
+        assert write_error(told.value)["code"] == "SQLITE_BUSY"
+        del told
+    assert sys.getrefcount(body) == before
+
+
+async def test_infinite_results_do_not_stay_in_memory() -> None:
+    class Stream:
+        async def answer(self, _asked: dict[str, Any]) -> dict[str, Any]:
+            return {"result": {"rows": [[{"type": "float", "value": float("inf")}]], "more": value}}
+
+    value = bytearray(1_000_000)
+    before = sys.getrefcount(value)
+    for _ in range(3):
+        told = await _answered(cast(LibsqlSession, Stream()), {})
+        assert told["error"]["code"] == "RESULT_UNSAYABLE"
+    gc.collect()
+    assert sys.getrefcount(value) == before

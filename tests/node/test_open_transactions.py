@@ -4,6 +4,7 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -11,11 +12,20 @@ import trio
 from bedrockish.api.requests import Answer, Request, Statement, Token, decode_results
 from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
 from bedrockish.core.protocol.health import DISK_FULL, Mode
-from bedrockish.errors import BedrockishError, ConflictError, ReadOnlyError, SqlError, UnavailableError, UsageError
+from bedrockish.engine.execution.open_transaction import TransactionWork
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ReadOnlyError,
+    SqlError,
+    UnavailableError,
+    UsageError,
+    pack_error,
+)
 from bedrockish.node.runtime import Runtime
+from bedrockish.node.scheduling.workers import BULKY_BYTES
 from bedrockish.node.transactions import shared_writer, steps
 from bedrockish.node.transactions.ended import CHARACTERS_MAX, ENDED_MAX, EndedErrors
-from bedrockish.node.transactions.open import OpenTransaction
 from tests.node.test_durability import Disk, open_runtime, request, settled
 
 OWNER = object()
@@ -356,28 +366,53 @@ async def test_client_gone_before_its_snapshot_leaves_no_open_connection(
         assert copied == frames, "a reader stands in the way"
 
 
+def rows_in_memory() -> int:
+    """Count the rows that open transactions have written, also those that wait for the garbage collector."""
+    works = (one for one in gc.get_objects() if isinstance(one, TransactionWork))
+    return sum(len(work.changes) for work in works)
+
+
+async def finished_step(runtime: Runtime, name: str, sql: str, *params: Any) -> Answer:
+    request = Request(name, (Statement(sql, params),), timeout_s=5)
+    rest = runtime.transactions.begin(OWNER, STATEMENTS, request)
+    return rest if isinstance(rest, Answer) else await rest()
+
+
 async def test_rows_of_a_failed_transaction_do_not_stay_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error is kept for the client's next step; its traceback would keep the rows and the statements, too."""
-
-    def kept() -> int:
-        gc.collect()
-        return sum(isinstance(one, OpenTransaction) for one in gc.get_objects())
-
+    gc.collect()
     async with running(tmp_path, monkeypatch) as (runtime, _):
-        before = kept()
+        assert not rows_in_memory()
         told(step(runtime, "tx", BEGIN))
         told(step(runtime, "tx", STATEMENTS, "SELECT sum(x) FROM t"))
-        told(step(runtime, "tx", STATEMENTS, "INSERT INTO t VALUES (3, zeroblob(1000000))"))
+        told(step(runtime, "tx", STATEMENTS, "INSERT INTO t VALUES (3, 30)"))
+        assert rows_in_memory()
         await runtime.submit(request("UPDATE t SET x = x + 1", "write"))
-        with pytest.raises(ConflictError):
+        with pytest.raises(ConflictError) as lost:
             await finished(runtime, "tx")
+        pack_error(lost.value)  # sends it to the client
+        del lost
         with pytest.raises(ConflictError) as again:
             step(runtime, "tx", STATEMENTS, "SELECT 1")
         assert again.value.details["ended"]
-        del again
-        assert kept() == before
+        assert not rows_in_memory()
+
+
+async def test_rows_of_long_statements_do_not_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker runs a statement with a long value; what it uses is freed with the transaction, without a collection."""
+    gc.collect()
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        assert not rows_in_memory()
+        for number in range(3):
+            name, value = f"tx-{number}", bytes(BULKY_BYTES + 1)
+            told(step(runtime, name, BEGIN))
+            await finished_step(runtime, name, "INSERT INTO t VALUES (?, ?)", 3 + number, value)
+            assert rows_in_memory()
+            await finished(runtime, name)
+            await settled()
+            assert not rows_in_memory()
 
 
 def test_long_statement_of_an_ended_transaction_is_not_kept() -> None:

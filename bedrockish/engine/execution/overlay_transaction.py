@@ -85,7 +85,11 @@ class OverlayTransaction:
             self.workspace.leave_work()
             self.workspace.end()
             self.workspace.close()
-            self._writer = self._interactive = None  # they refer to this object: break the cycle, to free the rows
+            self._break_cycle()
+
+    def _break_cycle(self) -> None:
+        """Drop the parts that refer to this object, so that its rows are freed without the garbage collector."""
+        self._writer = self._interactive = None
 
     # -- what its statements use -----------------------------------------------------------------------------------
 
@@ -390,6 +394,7 @@ def resume(
         except BedrockishError as caught:
             error = caught
         interactive.swap_out()
+        one._break_cycle()
         return result, taken, error
 
     return workspace.inside(run)

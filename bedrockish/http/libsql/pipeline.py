@@ -26,7 +26,6 @@ from bedrockish.node.transactions.callers import RULE, Owner, caller_of, has_roo
 IDLE_S = 10.0
 STREAMS_MAX = 1_000
 REQUESTS_MAX = 1_000  # the most requests of one pipeline
-INFINITE = ResultUnsayableError()
 
 Body = Callable[[HttpRequest], Awaitable[bytes]]
 Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
@@ -124,7 +123,7 @@ class Pipelines:
                 async for entry in found:
                     yield line
                     if entry["type"] == "row" and has_infinity({"rows": [entry["row"]]}):
-                        entry = {"type": "error", "error": write_error(INFINITE)}
+                        entry = {"type": "error", "error": write_error(ResultUnsayableError())}
                     line = write_json(entry) + b"\n"
             # Keep the stream before the last line leaves: with that line, a client may use the baton at once.
             is_kept = self._keep(kept, baton) is not None
@@ -207,7 +206,7 @@ async def _answer(session: LibsqlSession, asked: dict[str, Any]) -> dict[str, An
     response = await session.answer(asked)
     result = response.get("result", {})
     if any(has_infinity(one) for one in (result, *result.get("step_results", ())) if one and "rows" in one):
-        raise INFINITE
+        raise ResultUnsayableError
     return response
 
 

@@ -21,6 +21,7 @@ from bedrockish.errors import (
     SqlError,
     TooLargeError,
     UsageError,
+    drop_frames,
 )
 
 STEPS_MAX = 10_000  # the most steps of a batch
@@ -294,8 +295,9 @@ def write_error(error: BedrockishError) -> dict[str, Any]:
     """Return an ``Error``, with SQLite's code where SQLite has one, because programs know these codes.
 
     A conflict is ``SQLITE_BUSY``: the transaction did not happen, and can be run again. An unknown outcome is
-    ``OUTCOME_UNKNOWN``, which no program takes for a commit or for a rollback.
+    ``OUTCOME_UNKNOWN``, which no program takes for a commit or for a rollback. The error drops its frames.
     """
+    drop_frames(error)
     message, code = error.message, error.code.upper()
     match error:
         case ConstraintError():

@@ -147,19 +147,26 @@ class Transactions:
 
     async def watch(self) -> None:
         """End transactions that are idle or open for too long, until cancelled."""
-        idle_s, life_s = self._times()
+        idle_s = self._times()[0]
         while True:
             await trio.sleep(min(1.0, idle_s / 4, self._bounds.idle_stream_ms / 4000))
             self.streams.end_late()
             self._session_workspaces.end_late()
-            now = time.monotonic()
-            for tx in list(self._open.values()):
-                if not tx.busy and now - tx.touched > idle_s:
-                    why = f"the transaction was idle for {idle_s:g} s; it did not happen"
-                    self._end(tx, DeadlineError(why))
-                elif not tx.busy and now - tx.since > life_s:
-                    why = f"the transaction was open for {life_s:g} s; it did not happen"
-                    self._end(tx, DeadlineError(why))
+            self._end_late()
+
+    def _end_late(self) -> None:
+        """End the transactions that are idle or open for too long.
+
+        A variable of ``watch`` would keep the rows of the last transaction until another one is open.
+        """
+        (idle_s, life_s), now = self._times(), time.monotonic()
+        for tx in list(self._open.values()):
+            if not tx.busy and now - tx.touched > idle_s:
+                why = f"the transaction was idle for {idle_s:g} s; it did not happen"
+                self._end(tx, DeadlineError(why))
+            elif not tx.busy and now - tx.since > life_s:
+                why = f"the transaction was open for {life_s:g} s; it did not happen"
+                self._end(tx, DeadlineError(why))
 
     def _times(self) -> tuple[float, float]:
         window_ms = self._core.state.settings.conflict_window_ms

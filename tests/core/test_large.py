@@ -10,6 +10,7 @@ import cbor2
 import pytest
 
 from bedrockish.core.coordinator.request import Stage
+from bedrockish.core.protocol import pieces
 from bedrockish.core.protocol.events import Event
 from bedrockish.core.protocol.health import DISK_FULL, Mode
 from bedrockish.core.protocol.messages import (
@@ -85,6 +86,18 @@ def test_second_begin_cuts_most_of_the_same_pieces() -> None:
     cuts = [Cutter(64, 300).cut_body(t.body).names for t in (early, late)]
     assert len(set(cuts[0]) & set(cuts[1])) >= len(changes) // 64
     assert not Cutter(1 << 16, 1 << 16).cut_body(early.body).pieces
+
+
+def test_cached_cuts_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "CACHED_BYTES", 50_000)
+    cutter = Cutter(100, 200)
+    for number in range(40):
+        body = txn(number, bytes(5_000)).body
+        cutter.cut_body(body)
+        assert cutter.cut_body(body) is cutter.cut_body(body), "the last cuts are cached"
+        caches = (cutter._hashed, cutter._hashed_before, cutter._bodies, cutter._bodies_before)
+        kept = {id(text): len(text) for cache in caches for text, _ in cache.values()}
+        assert sum(kept.values()) <= 100_000
 
 
 def test_large_transaction_begins_when_a_quorum_has_its_pieces() -> None:

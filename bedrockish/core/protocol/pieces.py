@@ -24,6 +24,9 @@ from bedrockish_journal.model.transaction import Transaction, decode_transaction
 Name = tuple[bytes, int]  # the name of a piece: its sha256 and its size in bytes
 Part = bytes | Name
 HEAD_BYTES = 1024  # the bytes around the stable parts are sent in the message itself, up to this size
+# In each of the two generations of cached cuts: about twice what is offered at a time (``offers.AHEAD_BYTES_MAX``),
+# because the cache has the changes of a transaction, and its body with the changes in it.
+CACHED_BYTES = 128 << 20
 
 COMMAND = b"c:\0"  # prefix of the command keys that ``certifier.claim`` adds
 
@@ -82,9 +85,17 @@ class Cutter:
         self._hashed_before = self._hashed
         self._bodies: dict[int, tuple[bytes, Cut]] = {}
         self._bodies_before = self._bodies
+        self._bytes = 0  # bytes of the strings in the younger generation
+
+    def _make_room(self, size: int) -> None:
+        """Count a string of this size, which will be cached."""
+        if self._bytes + size > CACHED_BYTES:
+            self.forget()
+        self._bytes += size
 
     def forget(self) -> None:
         """Drop the cuts that were cached before the last call of this method."""
+        self._bytes = 0
         self._hashed_before, self._hashed = self._hashed, {}
         self._bodies_before, self._bodies = self._bodies, {}
 
@@ -105,6 +116,7 @@ class Cutter:
             start = end
         if begin >= 0 and pieces:
             found += [data[at:stop]] if at < stop else []
+            self._make_room(len(body))
             self._bodies[id(body)] = body, Cut(tuple(found), pieces)
 
     def cut_prepared(self, prepared: Prepared) -> Cut:
@@ -142,6 +154,7 @@ class Cutter:
                 at = start + len(text)
         self._cut_rest(body, at, len(body), parts, pieces)
         cut = Cut(tuple(parts), pieces)
+        self._make_room(len(body))
         self._bodies[id(body)] = body, cut
         return cut
 
@@ -191,6 +204,7 @@ class Cutter:
         if found is None or found[0] is not text:
             with memoryview(text) as view:
                 hashes = [sha256(view[start : start + self._size]).digest() for start in starts]
+            self._make_room(len(text))
             found = self._hashed[id(text)] = text, hashes
         for start, digest in zip(starts, found[1], strict=True):
             stop = min(start + self._size, len(text))

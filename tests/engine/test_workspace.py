@@ -1,7 +1,9 @@
 """A worker on a private snapshot in a thread returns the same as the loop."""
 
+import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -266,6 +268,28 @@ def test_temporary_objects_outlive_an_interrupt_after_the_last_statement(
         running.close()
         assert not held.is_broken
     held.close()
+
+
+def test_rows_and_texts_of_a_closed_workspace_need_no_garbage_collector(node: TestNode) -> None:
+    node.save()
+    engine = node.engine
+    held = TemporaryWorkspace(engine.connector(), 1 << 20)
+    work = TransactionWork(True, "command", "")
+    running = TemporaryTransaction(held, work, lambda: 1)
+    running.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+    gc.disable()
+    try:
+        running.open()
+        running.run(Statement("INSERT INTO word VALUES ('three', 3)"), 1 << 20)
+        assert work.changes
+        texts, rows = running.executor.texts, weakref.ref(running)
+        running.close()
+        del running, work
+        assert rows() is None
+        held.close()
+        assert not texts._all
+    finally:
+        gc.enable()
 
 
 def test_transaction_with_temporary_objects_that_is_stopped_before_it_opens_raises_that_error(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class Workspace:
     def close(self) -> None:
         """Close the connections."""
         if self._writer is not None:
-            self._writer.db.close(True)
+            self._writer.close()
             self._writer = None
         self._reader.close(True)
         self._wal.close()
@@ -405,3 +405,9 @@ class Writer:
         self.executor.use(tables)
         self.ids.use(tables)
         self._version = version
+
+    def close(self) -> None:
+        """Close the connection, and drop the compiled texts: only the garbage collector frees the executor."""
+        if self._version >= 0:
+            self.executor.texts.forget()
+        self.db.close(True)

@@ -8,6 +8,7 @@ first key to the last replaces them, like lock escalation in other databases.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
+from sys import getsizeof
 from typing import NamedTuple, Protocol
 
 import apsw
@@ -35,7 +36,7 @@ GROUP_MAX = 10_000  # a table or index with more keys gets one range, if the tra
 _NO_TABLES = frozenset[str]()
 RANGES_MAX = 5_000  # ranges of a transaction; with more, all ranges of a table or index become one
 PLANS_BYTES = 64 << 20  # limit for the bytes of all cached plans together
-ACCESS_BYTES = 1_000  # approximate bytes of a point or range in a plan
+PLAN_BYTES, ACCESS_BYTES = 2_000, 1_000  # approximate bytes of a plan, and of each point or range in it
 BYTES_MAX = 40 << 20  # bytes of a transaction: it is sent in one frame, and the link needs room for other frames
 
 
@@ -157,7 +158,7 @@ class Analysis:
         known = self._plans.get(sql)
         if known is None:
             known = plan_of(self._db, self.schema, piece, self.patience(piece.sql))
-            self._make_room(len(sql) + ACCESS_BYTES * known.size)
+            self._make_room(getsizeof(sql) + PLAN_BYTES + ACCESS_BYTES * known.size)
             self._plans[sql] = known
         return known
 
@@ -172,7 +173,7 @@ class Analysis:
                     found = lengths_of(self._db, piece.sql, len(piece.names), self.patience(piece.sql))
             except TooDearError:
                 return self.plan(piece).lengths
-            self._make_room(len(sql) + ACCESS_BYTES)
+            self._make_room(getsizeof(sql) + PLAN_BYTES)
             self._lengths[sql] = found
         return found
 

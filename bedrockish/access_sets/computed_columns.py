@@ -6,7 +6,6 @@ that depend on the row alone.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import apsw
 
@@ -97,7 +96,6 @@ def sources(index: Index, table: Table) -> dict[int, str] | None:
     return found
 
 
-@lru_cache(maxsize=10_000)
 def comparable_columns(index: Index, table: Table) -> int:
     """Return the number of leading columns of an index whose values have comparable key bytes.
 

@@ -32,6 +32,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 FACTORY = 5  # position of ``factory`` among the arguments of ``connect``
 DECLARED_S, DECLARED_MAX = 60.0, 1000  # how long, and for how many texts, declared types are cached
+DECLARED_CHARACTERS = 1 << 20  # of these texts together, before the last one
 ISOLATION_LEVELS = ("", "DEFERRED", "IMMEDIATE", "EXCLUSIVE")
 
 
@@ -535,7 +536,7 @@ class Connection:
         if kept is not None and time.monotonic() - kept[0] < DECLARED_S:
             return kept[1]
         types = self._run(lambda session: [declared for _, declared in session.columns(sql)])
-        if len(self._declared_types) >= DECLARED_MAX:
+        if len(self._declared_types) >= DECLARED_MAX or sum(map(len, self._declared_types)) > DECLARED_CHARACTERS:
             self._declared_types.clear()
         self._declared_types[sql] = (time.monotonic(), types)
         return types

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from sys import getsizeof
 
 import apsw
 
@@ -28,7 +29,7 @@ from bedrockish.sqltext.session_settings import LIKE, NONE, split_settings
 from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
 
-TEXTS_MAX = 2_000  # the most compiled texts that are remembered
+TEXTS_MAX, TEXTS_BYTES = 2_000, 4 << 20  # the most compiled texts that are remembered, and about their bytes
 AGAIN_S = 0.1  # seconds between two attempts to open the file
 DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
 PINNED_S = 60.0  # seconds without a read after which the snapshot of a ``snapshot`` block is released
@@ -48,6 +49,7 @@ class ReadConnection:
         self._guard = Guard(db)
         self._texts: dict[str, Compiled | None] = {}
         self._limited: dict[str, Compiled | None] = {}  # statements compiled for users who may not see secrets
+        self._weight = 0  # approximate bytes of both
         self._schema = self._members = -1
         self._access = Access()
         db.set_progress_handler(late, STEPS)
@@ -66,8 +68,7 @@ class ReadConnection:
         self.moment = moment_row.read(str(rows[0][0])) if rows else None
         if self.moment is not None and self.moment.schema != self._schema:
             self._schema = self.moment.schema
-            self._texts.clear()
-            self._limited.clear()
+            self.forget_texts()
         return self.moment
 
     def known(self, sql: str) -> Compiled | None:
@@ -79,6 +80,7 @@ class ReadConnection:
         """Drop the compiled statements, because functions or attached files have changed."""
         self._texts.clear()
         self._limited.clear()
+        self._weight = 0
 
     def end(self) -> None:
         """Release the snapshot."""
@@ -101,8 +103,10 @@ class ReadConnection:
         found.settings = settings & {LIKE} if found.compares else NONE
         is_more = found.kind != READ or found.setting or (found.rest and self._guard.compile(found.rest).kind != EMPTY)
         piece = None if is_more or (found.settings and self._has_like()) else found
-        if len(texts) >= TEXTS_MAX:
-            texts.clear()
+        weight = getsizeof(sql) + (piece.weight if piece is not None else 0)
+        if len(texts) >= TEXTS_MAX or self._weight + weight > TEXTS_BYTES:
+            self.forget_texts()
+        self._weight += weight
         texts[sql] = piece
         return piece
 

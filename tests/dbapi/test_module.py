@@ -4,12 +4,14 @@ import datetime
 import threading
 import time
 import warnings
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 import bedrockish.dbapi as db
 from bedrockish import errors
+from bedrockish.dbapi import connection
 from tests.dbapi.conftest import BY_URL
 
 pytestmark = pytest.mark.cluster
@@ -231,3 +233,12 @@ def test_threads_share_a_connection(connection: db.Connection, table: str, other
     assert other.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
     connection.commit()
     assert other.execute(f"SELECT count(*) FROM {table}").fetchone() == (80,)
+
+
+def test_declared_types_of_long_texts_take_a_bounded_number_of_bytes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "DECLARED_CHARACTERS", 50_000)
+    with closing(db.connect(url, detect_types=db.PARSE_DECLTYPES)) as connected:
+        for number in range(20):
+            assert connected.execute(f"SELECT {number}, length('{'x' * 10_000}')").fetchone() == (number, 10_000)
+            assert sum(map(len, connected._declared_types)) <= 60_100
+        assert connected._declared_types

@@ -18,9 +18,11 @@ from sqlalchemy import create_engine, text
 
 from bedrockish.api.requests import Statement
 from bedrockish.errors import ConflictError, OutcomeUnknownError, TooLargeError, UsageError
+from bedrockish.http.libsql import session
 from bedrockish.http.libsql.pipeline import OpenStream, Pipelines, _answered
-from bedrockish.http.libsql.session import LibsqlSession, parameter_names, whole_transaction
+from bedrockish.http.libsql.session import DeclaredTypes, LibsqlSession, parameter_names, whole_transaction
 from bedrockish.http.libsql.structures import STEPS_MAX, BatchStep, Texts, read_batch, read_step, write_error
+from bedrockish.node.runtime import Runtime
 from tests.http import javascript
 from tests.http.conftest import Asker
 
@@ -475,6 +477,22 @@ def test_error_that_repeats_keeps_no_request_in_memory() -> None:
         assert write_error(told.value)["code"] == "SQLITE_BUSY"
         del told
     assert sys.getrefcount(body) == before
+
+
+async def test_declared_types_of_long_texts_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Node:
+        async def explain(self, *_: Any, **_modes: Any) -> list[dict[str, Any]]:
+            return [{"columns": [("a", "TEXT"), ("b", None)]}]
+
+    monkeypatch.setattr(session, "DECLARED_BYTES", 100_000)
+    types = DeclaredTypes(cast(Runtime, Node()), lambda: 1)
+    for number in range(30):
+        for length in (200_000, 20_000, 100):
+            text = f"SELECT {number} AS a, '{'x' * length}' AS b"
+            assert await types.of(text, "") == ["TEXT", None]
+            assert sum(len(sql) for _, sql in types._known) <= 100_000
+    assert types._known
+    assert types._bytes == sum(size for _, size in types._known.values())
 
 
 async def test_infinite_results_do_not_stay_in_memory() -> None:

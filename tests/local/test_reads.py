@@ -26,7 +26,7 @@ import bedrockish
 from bedrockish import dbapi
 from bedrockish.api.requests import Token
 from bedrockish.client.blocking import Connection
-from bedrockish.errors import BedrockishError, ResultLostError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.errors import BedrockishError, ResultLostError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local import connections, page, reads, snapshots
 from bedrockish.local.page import READING, REFUSING, SERVING, Page
 from bedrockish.local.reads import LocalReads
@@ -705,3 +705,14 @@ def test_thousand_opens_leave_no_file_or_thread_open(node: LocalNode) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert threading.active_count() <= threads + 1
     assert not connections._open
+
+
+def test_remembered_texts_take_a_bounded_number_of_bytes(db: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "TEXTS_BYTES", 200_000)
+    reads = local(db)._snapshots
+    for number in range(30):
+        assert db.execute(f"SELECT length('{'x' * 10_000}') + {number}").value() == 10_000 + number
+        with pytest.raises(SqlError):
+            db.execute(f"INSERT INTO nowhere VALUES ({number}, '{'x' * 20_000}')")
+        for reader in reads.readers:
+            assert sum(map(len, reader._texts)) <= 200_000

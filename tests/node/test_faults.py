@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -592,6 +593,15 @@ def test_text_is_long_if_the_median_of_its_times_is(runtime: Runtime) -> None:
     for _ in range(3):
         workers.was_short(text)
     assert not workers.long_texts, "what is never long is forgotten"
+
+
+def test_long_texts_are_remembered_without_their_characters(runtime: Runtime) -> None:
+    text = "SELECT '" + "x" * 10_000 + "'"
+    before = sys.getrefcount(text)
+    for _ in range(2):
+        runtime.workers.took_long(text)
+    assert runtime.workers.expects(text)
+    assert sys.getrefcount(text) == before
 
 
 async def test_waiting_command_gets_the_place_of_a_stuck_one(runtime: Runtime) -> None:

@@ -27,8 +27,9 @@ from bedrockish.sqltext.session_settings import Settings, split_settings
 from bedrockish.sqltext.statement_ends import statement_start
 from bedrockish_journal.model.membership import ADMIN, OWNER
 
-TEXTS_MAX = 2_000  # compiled texts in the cache
+TEXTS_MAX, TEXTS_BYTES = 2_000, 16 << 20  # compiled texts in the cache, and their bytes
 TEXT_CHARACTERS = 64 << 10  # longer texts are not cached
+TEXT_BYTES = TEXTS_BYTES // 8  # texts that take more when they are compiled, as one of many statements, are not either
 
 
 class CompiledTexts:
@@ -42,6 +43,7 @@ class CompiledTexts:
         self._lookups, self._limited_lookups = Lookups(self._all), Lookups(self._limited)
         # Texts that have run, write rows, have no settings and call no function about their transaction.
         self.only_writes: set[str] = set()
+        self._weight = 0  # approximate bytes of the cached texts
         self._tables: Tables
         self._analysis: Analysis
         self._views: frozenset[str]
@@ -73,6 +75,7 @@ class CompiledTexts:
             known.clear()
         for lookups in (self._lookups, self._limited_lookups):
             lookups.clear()
+        self._weight = 0
         self._analysis.forget()
 
     def lengths(self, piece: Compiled) -> Lengths:
@@ -121,10 +124,12 @@ class CompiledTexts:
 
     def _cache(self, texts: dict[str, tuple[Compiled, ...]], sql: str, found: Sequence[Compiled]) -> None:
         """Cache the statements of a text that has run."""
-        if len(sql) > TEXT_CHARACTERS or "optimize" in (lower := sql.lower()):
+        weight = sum(piece.weight for piece in found)
+        if weight > TEXT_BYTES or len(sql) > TEXT_CHARACTERS or "optimize" in (lower := sql.lower()):
             return
-        if len(texts) >= TEXTS_MAX:
+        if len(texts) >= TEXTS_MAX or self._weight + weight > TEXTS_BYTES:
             self.forget()
+        self._weight += weight
         texts[sql] = tuple(found)
         if "transaction_" not in lower and all(
             piece.kind == WRITE and not piece.setting and not piece.is_upkeep for piece in found

@@ -3,9 +3,8 @@
 A program that lists tables would treat the node's system tables like users' tables, and offer to drop or rename them.
 """
 
-from functools import lru_cache
-
 from bedrockish.access_sets.system_names import PREFIX
+from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.tokenizer import Cut, NotTokensError, SqlToken, tokens, with_queries
 from bedrockish_journal.storage.table_layout import ROWID_NAMES
 
@@ -18,7 +17,7 @@ _FILTERED = frozenset({"sqlite_master", "sqlite_schema", "pragma_table_list", *_
 _VERBS = ("SELECT", "WITH", "VALUES", "INSERT", "REPLACE", "UPDATE", "DELETE")  # of statements that may have a WITH
 
 
-@lru_cache(500)
+@remembered
 def with_users_tables(sql: str) -> str:
     """Return a statement that lists tables, changed so that it lists only users' tables.
 

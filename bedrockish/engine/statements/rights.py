@@ -7,11 +7,11 @@ and a statement that was compiled for one user gives no rights to another user.
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import field
-from functools import lru_cache
 from typing import Protocol
 
 from bedrockish.access_sets.definitions import folded
 from bedrockish.errors import ForbiddenError
+from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens, with_queries
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, ROLES, WRITER, UserSaid
 from bedrockish_journal.model.value import value
@@ -196,7 +196,7 @@ class Access:
         return said.role, {folded(table): role for table, role in said.tables.items()}
 
 
-@lru_cache(500)
+@remembered
 def opened(sql: str) -> str:
     """Return a text in which queries without secrets replace the tables with secrets; unchanged if it names none.
 

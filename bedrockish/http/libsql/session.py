@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from sys import getsizeof
 from typing import Any
 
 from bedrockish.api.requests import Answer, Request, Result, Statement, Token, decode_results
@@ -51,7 +52,7 @@ LAST = (
     "this call, after which the stream is closed; send {} and the statements that need it in one batch, one "
     "executeMultiple(), migrate() or transaction()"
 )
-DECLARED_MAX = 500  # most texts whose declared types are remembered
+DECLARED_MAX, DECLARED_BYTES = 500, 4 << 20  # most texts whose declared types are remembered; about their bytes
 READONLY = (["BEGIN", "READONLY"], ["BEGIN", "TRANSACTION", "READONLY"])  # libSQL's BEGIN of a read-only transaction
 _SEQUENCE = {"sequence", "execute", "batch", "describe", "store_sql", "close_sql", "get_autocommit"}
 
@@ -61,20 +62,26 @@ class DeclaredTypes:
 
     def __init__(self, node: Runtime, schema_version: Callable[[], int]) -> None:
         self._node, self._schema_version = node, schema_version
-        self._known: OrderedDict[tuple[int, str], list[str | None]] = OrderedDict()
+        self._known: OrderedDict[tuple[int, str], tuple[list[str | None], int]] = OrderedDict()  # with the bytes
+        self._bytes = 0
 
     async def of(self, sql: str, user: str) -> list[str | None]:
         """Return the type of each column of a statement's result; empty if it has no columns or does not compile."""
         key = (self._schema_version(), sql)
-        if key not in self._known:
-            try:
-                (told,) = await self._node.explain(Statement(sql), user, columns=True)
-                self._known[key] = [kind for _, kind in told["columns"]]
-            except BedrockishError:
-                return []
-            while len(self._known) > DECLARED_MAX:
-                self._known.popitem(last=False)
-        return self._known[key]
+        if key in self._known:
+            return self._known[key][0]
+        try:
+            (told,) = await self._node.explain(Statement(sql), user, columns=True)
+        except BedrockishError:
+            return []
+        types = [kind for _, kind in told["columns"]]
+        size = getsizeof(sql) + sum(map(getsizeof, types))
+        if key not in self._known:  # another stream may have asked meanwhile
+            self._known[key], self._bytes = (types, size), self._bytes + size
+        while len(self._known) > DECLARED_MAX or self._bytes > DECLARED_BYTES:
+            _, (_, size) = self._known.popitem(last=False)
+            self._bytes -= size
+        return types
 
 
 class LibsqlSession:

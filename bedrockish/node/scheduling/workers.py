@@ -142,8 +142,8 @@ class WorkerPool:
         self._clocks: WeakSet[_Clocks] = WeakSet()  # the clocks of all threads
         self._is_closed = False
         self.requests: set[int] = set()  # the requests that were started here and are not answered yet
-        # By text, whether each of its last runs took long; only texts that took long at least once.
-        self.long_texts: dict[str, deque[bool]] = {}
+        # By the hash of a text, whether each of its last runs took long; only texts that took long at least once.
+        self.long_texts: dict[int, deque[bool]] = {}
         self._switch_s = sys.getswitchinterval()
         self.counts: Counter[str] = Counter()
 
@@ -160,27 +160,29 @@ class WorkerPool:
                 return True
         if not self.long_texts:
             return False
-        return any(2 * sum(times) > len(times) for times in map(self.long_texts.get, texts) if times is not None)
+        known = map(self.long_texts.get, map(hash, texts))
+        return any(2 * sum(times) > len(times) for times in known if times is not None)
 
     def took_long(self, sql: str) -> None:
         """Record that the request of a text exceeded the loop's budget; a single long run decides nothing yet."""
         self.counts["over_budget"] += 1
         if len(sql) > LONG_TEXT:
             return
-        if sql not in self.long_texts:
+        key = hash(sql)
+        if key not in self.long_texts:
             if len(self.long_texts) >= TEXTS_MAX:
                 del self.long_texts[next(iter(self.long_texts))]
-            self.long_texts[sql] = deque([False], maxlen=TIMES)
-        self.long_texts[sql].append(True)
+            self.long_texts[key] = deque([False], maxlen=TIMES)
+        self.long_texts[key].append(True)
 
     def was_short(self, *texts: str) -> None:
         """Record that these texts were within the loop's budget; forget a text if all its last runs were."""
-        for text in texts:
-            times = self.long_texts.get(text)
+        for key in map(hash, texts):
+            times = self.long_texts.get(key)
             if times is not None:
                 times.append(False)
                 if not any(times):
-                    del self.long_texts[text]
+                    del self.long_texts[key]
 
     def start(self, request_id: int, request: Request, action: Action, *, clock: bool) -> None:
         """Run an action for a request as soon as a place is free."""

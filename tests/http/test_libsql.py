@@ -465,7 +465,7 @@ async def test_cursor_baton_is_valid_before_the_last_line_is_sent() -> None:
 def test_error_that_repeats_keeps_no_request_in_memory() -> None:
     """A stream tells the error that ended its transaction to each later request."""
 
-    def request(error: UsageError, body: bytearray) -> None:
+    def request(error: ConflictError, body: bytearray) -> None:
         assert body
         raise error
 

@@ -2,6 +2,8 @@
 end.
 """
 
+import gc
+import sys
 from dataclasses import replace
 from hashlib import sha256
 from typing import TypeVar
@@ -98,6 +100,18 @@ def test_cached_cuts_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPa
         caches = (cutter._hashed, cutter._hashed_before, cutter._bodies, cutter._bodies_before)
         kept = {id(text): len(text) for cache in caches for text, _ in cache.values()}
         assert sum(kept.values()) <= 100_000
+
+
+def test_cut_message_is_freed_without_the_garbage_collector() -> None:
+    body = txn(1, bytes(5_000)).body
+    before = sys.getrefcount(body)
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert Cutter(100, 200).cut_message(Begin(body)).pieces
+        assert sys.getrefcount(body) == before
+    finally:
+        gc.enable()
 
 
 def test_large_transaction_begins_when_a_quorum_has_its_pieces() -> None:

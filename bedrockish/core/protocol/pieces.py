@@ -163,30 +163,34 @@ class Cutter:
         parts: list[Part] = []
         pieces: dict[bytes, Slice] = {}
         run = bytearray()
-
-        def end_run() -> None:
-            text = bytes(run)
-            self._cut_rest(text, 0, len(text), parts, pieces)
-            run.clear()
-
-        def add(value: Any) -> None:
-            # A body is cut separately, so that its pieces have the same names in BEGIN, COMMIT and RECOVER.
-            if isinstance(value, bytes) and len(value) > self._limit:
-                run.extend(head(2, len(value)))
-                end_run()
-                cut = self._cut_value(value)
-                parts.extend(cut.parts)
-                pieces.update(cut.pieces)
-            elif isinstance(value, list | tuple):
-                run.extend(head(4, len(value)))
-                for item in value:
-                    add(item)
-            else:
-                run.extend(cbor2.dumps(value))
-
-        add([NUMBERS[type(message)], *(getattr(message, one.name) for one in fields(message))])
-        end_run()
+        self._add(
+            [NUMBERS[type(message)], *(getattr(message, one.name) for one in fields(message))], run, parts, pieces
+        )
+        self._end_run(run, parts, pieces)
         return Cut(_joined(parts), pieces)
+
+    # Methods, because nested functions that call themselves form a cycle, and only the garbage collector would free
+    # the pieces of the message.
+
+    def _add(self, value: Any, run: bytearray, parts: list[Part], pieces: dict[bytes, Slice]) -> None:
+        # A body is cut separately, so that its pieces have the same names in BEGIN, COMMIT and RECOVER.
+        if isinstance(value, bytes) and len(value) > self._limit:
+            run.extend(head(2, len(value)))
+            self._end_run(run, parts, pieces)
+            cut = self._cut_value(value)
+            parts.extend(cut.parts)
+            pieces.update(cut.pieces)
+        elif isinstance(value, list | tuple):
+            run.extend(head(4, len(value)))
+            for item in value:
+                self._add(item, run, parts, pieces)
+        else:
+            run.extend(cbor2.dumps(value))
+
+    def _end_run(self, run: bytearray, parts: list[Part], pieces: dict[bytes, Slice]) -> None:
+        text = bytes(run)
+        self._cut_rest(text, 0, len(text), parts, pieces)
+        run.clear()
 
     def _cut_value(self, value: bytes) -> Cut:
         try:

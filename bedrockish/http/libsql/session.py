@@ -76,7 +76,7 @@ class DeclaredTypes:
             return []
         types = [kind for _, kind in told["columns"]]
         size = getsizeof(sql) + sum(map(getsizeof, types))
-        if key not in self._known:  # another stream may have asked meanwhile
+        if key not in self._known:  # another stream may have asked in between
             self._known[key], self._bytes = (types, size), self._bytes + size
         while len(self._known) > DECLARED_MAX or self._bytes > DECLARED_BYTES:
             _, (_, size) = self._known.popitem(last=False)

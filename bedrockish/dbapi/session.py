@@ -377,6 +377,8 @@ class Session:
                     )
                     if fresh and is_first and not is_broken:
                         self.rollback()  # as sqlite3, which opens no transaction for SQL that does not compile
+                        if error.details.get("of_schema"):  # a command that configures an index of FTS5
+                            return self.link.transact(statements, timeout=self.timeout_s, isolation=self.isolation)
                     raise
                 if isinstance(error, ConstraintError):  # a constraint with ON CONFLICT ROLLBACK ended the transaction
                     self._forget()

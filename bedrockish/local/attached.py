@@ -5,12 +5,13 @@ from urllib.parse import quote as in_uri
 
 import apsw
 
-from bedrockish.errors import SqlError
+from bedrockish.errors import SqlError, UnsupportedError
 from bedrockish.sqltext.attach import Order
 from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.vector_modules import roll_back
 
 OWN = ("main", "temp")
+MEMORY = ("", ":memory:")
 
 
 class Attached:
@@ -25,6 +26,7 @@ class Attached:
 
         Raises:
             SqlError: the name is taken or unknown, or the file does not exist.
+            UnsupportedError: the database is not a file.
         """
         name, path = order
         if path is None:
@@ -33,6 +35,8 @@ class Attached:
             del self._paths[name]
         elif name in self._paths or name in OWN:
             raise SqlError(f"database {name} is already in use")
+        elif path in MEMORY:
+            raise UnsupportedError(f"{path or 'a database without a name'} cannot be attached; use CREATE TEMP TABLE")
         elif not os.path.isfile(path):
             raise SqlError(f"unable to open database: {path}: there is no such file; name one that exists")
         else:

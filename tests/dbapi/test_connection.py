@@ -455,3 +455,18 @@ def test_refused_temporary_object_leaves_the_session_without_any(url: str) -> No
         with pytest.raises(db.OperationalError, match="already exists"):
             connection.execute("CREATE TEMP TABLE mine(a)")
         assert connection.execute("SELECT a FROM mine").fetchall() == [(3,)]
+
+
+def test_command_that_configures_an_index_runs_in_the_default_mode(
+    connection: db.Connection, other: db.Connection
+) -> None:
+    """Such an INSERT opens no transaction, and takes part in none."""
+    connection.executescript("DROP TABLE IF EXISTS words; CREATE VIRTUAL TABLE words USING fts5(a, b)")
+    connection.execute("INSERT INTO words(words, rank) VALUES (?, ?)", ("rank", "bm25(3.0, 1.0)"))
+    assert not connection.in_transaction
+    assert other.execute("SELECT v FROM words_config WHERE k = 'rank'").fetchone() == ("bm25(3.0, 1.0)",)
+    connection.execute("INSERT INTO words VALUES ('one', 'two')")
+    with pytest.raises(db.NotSupportedError, match="commit first, and run it alone"):
+        connection.execute("INSERT INTO words(words, rank) VALUES ('rank', 'bm25()')")
+    connection.commit()
+    assert other.execute("SELECT b FROM words('one')").fetchall() == [("two",)]

@@ -210,8 +210,27 @@ def test_command_that_configures_an_index_reaches_every_node(pair: Pair) -> None
     pair.run(0, DOCS, INDEX)
     pair.run(1, "INSERT INTO found(found, rank) VALUES ('rank', 'bm25(10.0, 1.0)')")
     assert ("rank", "bm25(10.0, 1.0)") in pair.query("SELECT * FROM found_config")
-    with pytest.raises(UnsupportedError, match="write its values into the text"):
-        pair.run(0, ("INSERT INTO found(found, rank) VALUES (?, ?)", ("rank", "bm25()")))
+    for number, (sql, values) in enumerate(
+        [
+            ("INSERT INTO found(found, rank) VALUES (?, ?)", ("rank", "bm25(1.0)")),
+            ("INSERT INTO main.found AS f(found, rank) VALUES ('rank', ?)", ("bm25(2.0)",)),
+            ("INSERT INTO found(rank, found) VALUES (:value, :name)", {"name": "rank", "value": "bm25(3.0)"}),
+            ("INSERT INTO found(rank, found) VALUES ('bm25(4.0)', 'rank')", ()),
+            ("INSERT INTO found(rank, found) VALUES (4, 'usermerge'), ('bm25(5.0)', 'rank')", ()),
+        ],
+        start=1,
+    ):
+        pair.run(0, (sql, values))
+        assert ("rank", f"bm25({number}.0)") in pair.query("SELECT * FROM found_config"), sql
+    pair.run(0, ("INSERT INTO found(found, rank) VALUES (?, ?)", ("merge", 500)))
+    for refused in (
+        ("INSERT INTO found(found, rank) VALUES (?, ?)", ("integrity-check", 1)),
+        "INSERT INTO found(found, rank) VALUES (('rank'), 'bm25()')",
+    ):
+        with pytest.raises(UnsupportedError, match="write the command's name into the text"):
+            pair.run(0, refused)
+    with pytest.raises(UnsupportedError, match="not a query"):  # it would change nothing, and say nothing
+        pair.run(0, "INSERT INTO found(found, rank) SELECT 'rank', 'bm25()'")
     for command in ("rebuild", "optimize", "integrity-check"):
         pair.run(0, f"INSERT INTO found(found) VALUES ('{command}')")
         pair.run(0, ("INSERT INTO found(found) VALUES (?)", (command,)))

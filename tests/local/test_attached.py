@@ -71,6 +71,9 @@ def test_files_that_cannot_be_attached_are_named(other: Path, tmp_path: Path) ->
         }.items():
             with pytest.raises(SqlError, match=why):
                 db.execute(sql)
+        for place in (":memory:", ""):
+            with pytest.raises(UnsupportedError, match="use CREATE TEMP TABLE"):
+                db.execute("ATTACH ? AS a", [place])
         with db.snapshot(), pytest.raises(UsageError, match="outside of a snapshot"):
             db.execute("DETACH other")
         assert db.execute("SELECT count(*) FROM other.x").value() == 2

@@ -54,6 +54,7 @@ from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOI
 from bedrockish_journal.model.changes import Change, encode_changes
 from bedrockish_journal.model.transaction import ROWS
 
+NO_COMMAND = "a command that configures an index cannot be part of a transaction; commit first, and run it alone"
 Overtaken = Callable[[Growing, Mapping[str, int]], BedrockishError | None]
 """Returns the error for a client if a commit outside the base has changed what the access set has read or written."""
 
@@ -100,7 +101,8 @@ class Interactive:
             if refusal:
                 raise UnsupportedError(refusal, sql=piece.sql, of_schema=True)
             if piece.kind == SCHEMA:
-                raise UnsupportedError(self.no_schema, sql=piece.sql, of_schema=True)
+                why = NO_COMMAND if piece.is_command else self.no_schema
+                raise UnsupportedError(why, sql=piece.sql, of_schema=True)
             yield piece, params
 
     def single(self, work: TransactionWork, statement: Statement) -> tuple[Compiled, tuple[Any, ...]] | None:

@@ -17,7 +17,7 @@ from bedrockish.access_sets.readset import ReadPlan
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.large_results import LARGE_BYTES, encode_in_steps
 from bedrockish.api.requests import Result, Statement, encode_read, head_of_read
-from bedrockish.engine.derived.commands import with_values
+from bedrockish.engine.derived.commands import check_command, with_values
 from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.sqlite.bind import Binder, bind_one
 from bedrockish.engine.sqlite.limits import MANY_PARAMETERS, Limits
@@ -102,7 +102,10 @@ def with_params(piece: Compiled, binder: Binder) -> tuple[Compiled, tuple[Any, .
     values = binder.bind_next(piece.names)
     if not piece.is_command:
         return piece, values
-    return replace(piece, sql=with_values(piece.sql, piece.names, values), names=()), ()
+    made = with_values(piece.sql, piece.names, values)
+    if "rank" in piece.sql.lower():  # a command of FTS5; those of vec1 may have values of megabytes
+        check_command(made)
+    return replace(piece, sql=made, names=()), ()
 
 
 class Lookup(NamedTuple):

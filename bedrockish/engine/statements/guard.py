@@ -35,7 +35,7 @@ _PARAMETERS = "a definition cannot have parameters; write the values into the te
 _OF_NODE = "CREATE TABLE ... AS SELECT would copy the catalogue, which is each node's own; insert the values instead"
 # SQLite's errors for a statement that would change the journal, which is a view on a node's connections.
 _AT_VIEW = re.compile("(cannot modify)|may not be (?:indexed|altered)|add a column to|drop column from|trigger on view")
-_COMMAND = "this command configures {} on every node; write its values into the text, without parameters"
+_COMMAND = "a command with a value may configure {} on every node; write INSERT ... VALUES, not a query"
 _MODEL = (
     "{} gets its model as a value, VALUES ('rebuild', ?): a query would make another model at each node; run "
     "vec1_train() first, and send its result"
@@ -198,10 +198,10 @@ class Guard:
             return
         piece.is_upkeep = command.is_upkeep
         if not command.is_upkeep:
-            piece.kind, piece.configures = SCHEMA, True
-            piece.is_command = layout.tables[command.table].module in VECTORS
+            piece.kind, piece.configures, piece.is_command = SCHEMA, True, True
             if not command.is_literal:
-                calls.refuse((_MODEL if piece.is_command else _COMMAND).format(command.table))
+                is_vector = layout.tables[command.table].module in VECTORS
+                calls.refuse((_MODEL if is_vector else _COMMAND).format(command.table))
 
     def _admitted(self, sql: str, *, ours: bool, is_limited: bool, optimizes: bool) -> str:
         """Return the text that SQLite is to compile for a statement; raise as ``compile``."""

@@ -114,7 +114,7 @@ async def test_a_transaction_clock_is_later_than_all_that_was_acknowledged(clust
     last = 0
     async with open_client(cluster.url()) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, c INTEGER)")
-    clients = []
+    await level(cluster)
     async with open_client(cluster.url(0)) as a, open_client(cluster.url(1)) as b, open_client(cluster.url(2)) as c:
         clients = [a, b, c]
 

@@ -169,6 +169,7 @@ async def _dies(cluster: LocalCluster) -> None:
     async with open_client(cluster.url(1)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
         await client.execute("INSERT INTO t VALUES (1, 1), (2, 2)")
+    await level(cluster)
 
     async def migrate() -> None:
         async with open_client(cluster.url(0, only=True, options="/?timeout=3")) as client:
@@ -197,6 +198,7 @@ async def _dies(cluster: LocalCluster) -> None:
         await until("it is in force at the others", in_force)
     cluster.nodes[0].start()
     await ready(cluster)
+    await level(cluster)
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("INSERT INTO u(n) VALUES (0)")
     await level(cluster)

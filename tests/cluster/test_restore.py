@@ -61,6 +61,7 @@ async def live(cluster: LocalCluster, early: Path) -> tuple[list[Committed], lis
     """Write, back up, write on while the schema changes, lose all, write on; return the feed and the rows."""
     async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)")
+        await level(cluster)
         await write(cluster, 1, range(1, 20))
         await trio.to_thread.run_sync(command, "backup", cluster.url(), early)
         async with trio.open_nursery() as nursery:
@@ -129,7 +130,8 @@ async def _found(second: LocalCluster, count: int) -> None:
             await second.wait_ready(1)
             await voters(second, "X", "Y")
             await client.execute("UPDATE account SET state = 'seen' WHERE id = 1000")
-        async with open_client(second.url(1, only=True, options=PATIENT)) as client:
+            token = client.token
+        async with open_client(second.url(1, only=True, options=PATIENT), token=token) as client:
             found = await client.execute("SELECT count(*), max(state) FROM account WHERE id < 1000 OR state = 'seen'")
             assert [tuple(row) for row in found.rows] == [(count + 1, "seen")]
     finally:

@@ -6,13 +6,24 @@ resulting rows and keys.
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import apsw
 
 from bedrockish.errors import SqlError
 
-Give = Callable[[apsw.Connection], None]
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """A registration of a function, a collation or a handler of the program."""
+
+    what: tuple[str | int, ...]  # a later registration with an equal ``what`` takes the place of this one
+    register: Callable[[apsw.Connection], None]
+
+    def __call__(self, db: apsw.Connection) -> None:
+        """Register it on a connection."""
+        self.register(db)
 
 
 class ProgramError(SqlError):
@@ -33,7 +44,7 @@ def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, de
     def give(db: apsw.Connection) -> None:
         db.create_scalar_function(name, given, arguments, deterministic=deterministic)
 
-    return give
+    return Give(("function", name.lower(), arguments), give)
 
 
 class _Instance:
@@ -63,7 +74,7 @@ def aggregate(name: str, arguments: int, cls: Any) -> Give:
     def give(db: apsw.Connection) -> None:
         db.create_aggregate_function(name, _beginning(cls, "step", "finalize"), arguments)
 
-    return give
+    return Give(("function", name.lower(), arguments), give)
 
 
 def window(name: str, arguments: int, cls: Any) -> Give:
@@ -72,7 +83,7 @@ def window(name: str, arguments: int, cls: Any) -> Give:
     def give(db: apsw.Connection) -> None:
         db.create_window_function(name, _beginning(cls, "step", "finalize", "value", "inverse"), arguments)
 
-    return give
+    return Give(("function", name.lower(), arguments), give)
 
 
 def _beginning(cls: Any, *methods: str) -> Callable[[], Any] | None:
@@ -108,7 +119,7 @@ def progress(handler: Callable[[], Any] | None, steps: int, ending: Callable[[],
 
         db.set_progress_handler(None if handler is None or steps <= 0 else ask, max(steps, 1), id="program")
 
-    return give
+    return Give(("progress",), give)
 
 
 def collation(name: str, compare: Callable[[str, str], int] | None) -> Give:
@@ -124,7 +135,7 @@ def collation(name: str, compare: Callable[[str, str], int] | None) -> Give:
     def give(db: apsw.Connection) -> None:
         db.create_collation(name, given)
 
-    return give
+    return Give(("collation", name.lower()), give)
 
 
 def _storable(value: Any) -> Any:

@@ -74,7 +74,7 @@ class LocalReads:
         self.lock = threading.RLock()
         # Ends old open transactions; called twice in ``IDLE_S``, by the thread that releases idle snapshots.
         self.on_tick: Callable[[], None] = lambda: None
-        self.given: list[Give] = []  # registrations of the program's functions
+        self.given: dict[object, Give] = {}  # registrations of the program's functions, each by ``Give.what``
         self.attached = Attached()  # the files that the session has attached
         self.on_given: Callable[[Give], None] = lambda _: None  # called with each new registration of a function
         self._snapshots = FileSnapshots(database, self._prepare, self._is_late)
@@ -130,7 +130,7 @@ class LocalReads:
         note_commit(self._snapshots.origin, place, clock)
 
     def _prepare(self, db: apsw.Connection) -> None:
-        for given in self.given:
+        for given in self.given.values():
             given(db)
         self.attached.apply_to(db)
         _KEEPER.add(self)  # starts the keeper's thread if it does not run: a fork does not copy the thread
@@ -150,7 +150,7 @@ class LocalReads:
                 except apsw.Error as error:
                     raise SqlError(f"Error creating function: SQLite does not take it ({error})") from error
                 reader.forget_texts()
-            self.given.append(given)
+            self.given[given.what] = given
         self.on_given(given)
 
     def attach(self, order: Order) -> None:

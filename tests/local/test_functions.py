@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -268,3 +269,33 @@ def test_handler_that_closes_its_connection_ends_the_statement(
     assert db.execute(f"SELECT a FROM {table} WHERE id = 1").fetchone() == ("three",)
     gc.collect()
     assert sum(connections._open.values()) <= opened, "its files are closed"
+
+
+def test_replaced_function_or_handler_is_not_kept(db: Any, table: str) -> None:
+    """Programs set a progress handler around each query."""
+    kept = []
+
+    def made() -> Any:
+        def function(*_: Any) -> int:
+            return 0
+
+        kept.append(weakref.ref(function))
+        return function
+
+    class Aggregate(Longest):
+        pass
+
+    for _ in range(5):
+        db.create_function("Mine", 1, made())
+        db.create_function("MINE", 2, made())
+        db.create_collation("mine", made())
+        db.set_progress_handler(made(), 1000)
+        assert db.execute(f"SELECT mine(a), mine(a, a) FROM {table} ORDER BY a COLLATE mine").fetchone() == (0, 0)
+    db.set_progress_handler(None, 0)
+    db.create_aggregate("mine", 2, Aggregate)
+    assert db.execute(f"SELECT mine(a) FROM {table}").fetchone() == (0,)
+    db.execute(f"UPDATE {table} SET a = a")  # on other connections
+    assert db.execute(f"SELECT mine(a) FROM {table}").fetchone() == (0,)
+    db.commit()
+    gc.collect()
+    assert sum(one() is not None for one in kept) == 2

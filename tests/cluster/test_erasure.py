@@ -51,12 +51,14 @@ async def test_no_file_has_bytes_of_an_erased_person(short: LocalCluster, tmp_pa
         await client.execute(f"UPDATE person SET note = 'wrote to {SOMEBODY}' WHERE mail = '{SOMEBODY.upper()}'")
         await client.execute("INSERT INTO log VALUES (?)", [SOMEBODY])
         await client.execute("UPDATE person SET note = NULL WHERE mail = ?", [SOMEBODY])
+        await client.transact(["CREATE TABLE list(mail TEXT)", ("INSERT INTO list VALUES (?)", [SOMEBODY])])
         await all_safe(short)
         command("backup", "follow", short.url(), before / "kept", "--once")
         command("export-journal", short.nodes[0].database, "--to", before / "export")
         # The application, which knows the person's rows, deletes them.
         await client.execute("DELETE FROM person WHERE mail = ?", [SOMEBODY])
         await client.execute("DELETE FROM log WHERE text = ?", [SOMEBODY])
+        await client.execute("DELETE FROM list")
         for path in (*(node.database for node in short.nodes), before / "kept" / "snapshot-000001.db"):
             assert entries_with(path) >= 4
         await level(short)

@@ -132,6 +132,30 @@ def test_reader_behind_a_pruned_scheduled_change_gets_an_error(world: World) -> 
     assert horizon(db) == (1 << 50, "A")
 
 
+def test_rows_written_with_definitions_leave_with_the_entry(world: World) -> None:
+    db = world.nodes["A"].db
+    statements = [
+        "CREATE TABLE person(id INTEGER PRIMARY KEY, mail TEXT)",
+        "INSERT INTO person VALUES (1, 'ann@example.org')",
+        "/* as before */ create INDEX person_mail ON person(mail)",
+        "WITH n(x) AS (SELECT 'ann@example.org') INSERT INTO person SELECT 2, x FROM n",
+    ]
+    entries = []
+    for texts in (statements, ["CREATE TABLE last(a)"]):
+        transaction = world.transaction("A", SCHEMA, encode_statements(texts))
+        entries.append(world.entry("A", transaction))
+        with db:
+            store.append(db, entries[-1], repeat=False, applied_ms=1)
+            schema.schedule(db, transaction, 100 + len(entries), texts)
+        world.nodes["A"].applied["A"], world.nodes["A"].heads["A"] = entries[-1].tick, entries[-1].hash
+    query = "SELECT statements FROM bedrockish_schema WHERE version = 101"
+    assert db.execute(query).get == ";\n".join(statements)
+    with db:
+        remove(db, plan(db, entries[0].txid.clock))
+    assert db.execute(query).get == f"{statements[0]};\n{statements[2]}"
+    assert db.execute("SELECT count(*) FROM bedrockish_schema WHERE instr(statements, 'ann@')").get == 0
+
+
 def test_verify_finds_an_altered_pruning_mark(world: World) -> None:
     prune(world, "A", 0.5)
     db = world.nodes["A"].db

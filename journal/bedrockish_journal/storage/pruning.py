@@ -24,6 +24,7 @@ from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import file_claims, packing
 from bedrockish_journal.storage.file_claims import PrunedBeginning, has, removed_memberships
+from bedrockish_journal.storage.schema_history import keep_definitions
 from bedrockish_journal.storage.store import read_meta
 
 MEMBERS_KEY = "pruned_members"
@@ -140,6 +141,7 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         later = (transaction.activates, transaction.txid.leader)
         query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
         db.execute(query, (*later, leader))
+        keep_definitions(db, transaction)
     for row in db.execute(f"SELECT prev, label, body {where} AND repeat = 0", (leader, upto)):  # never all in memory
         with suppress(EntryMalformedError):  # if the pack is damaged, the statement below keeps the command ids
             _keep_commands(db, decode_entry(*row).transaction)

@@ -6,11 +6,13 @@ every node, and succeed or fail on every node alike. A change that fails leaves 
 as the next version, so that all nodes have the same version numbers.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import apsw
 
+from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.storage.store import find_txid
 
@@ -27,6 +29,9 @@ CREATE TABLE IF NOT EXISTS bedrockish_schema(
   statements TEXT NOT NULL
 )
 """
+_DEFINES = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP|ANALYZE|PRAGMA|REINDEX)\b", re.IGNORECASE | re.DOTALL
+)
 _LATEST = "SELECT activates, state FROM bedrockish_schema ORDER BY version DESC LIMIT 2"  # at most 1 change waits
 
 
@@ -46,9 +51,22 @@ def schedule(db: apsw.Connection, transaction: Transaction, version: int, statem
     """Record a committed change; ``version`` is the version of the schema after it."""
     clock, leader = transaction.txid
     activates = transaction.activates or clock
-    text = ";\n".join(statement.strip().rstrip(";") for statement in statements)
-    row = (version, clock, leader, activates, SCHEDULED, text)
+    row = (version, clock, leader, activates, SCHEDULED, _text(statements))
     db.execute("INSERT INTO bedrockish_schema VALUES (?, ?, ?, ?, ?, '', ?)", row)
+
+
+def keep_definitions(db: apsw.Connection, transaction: Transaction) -> None:
+    """Drop the statements that write rows from the record of a change whose entry is removed from the journal.
+
+    Their values would stay in the file for ever.
+    """
+    definitions = [one for one in decode_statements(transaction.changes) if _DEFINES.match(one)]
+    query = "UPDATE bedrockish_schema SET statements = ? WHERE clock = ? AND leader = ?"
+    db.execute(query, (_text(definitions), *transaction.txid))
+
+
+def _text(statements: Sequence[str]) -> str:
+    return ";\n".join(statement.strip().rstrip(";") for statement in statements)
 
 
 def settle(db: apsw.Connection, version: int, failure: str) -> None:

@@ -15,6 +15,7 @@ from bedrockish.errors import BedrockishError, TooLargeError
 from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
+ATTEMPTS = 4
 LONGEST_MS = 1_500.0  # the longest short read or write; on an idle machine it is below 100 ms
 IDS = ",".join(map(str, range(50_000)))
 SOME = 50  # statements of the other clients before the dear one
@@ -103,22 +104,33 @@ def db(one: LocalCluster) -> Iterator[Connection]:
 
 
 def test_other_clients_go_on_during_long_lists(one: LocalCluster, db: Connection) -> None:
-    others = Others(one.url(0, only=True))
-    others.tell()
-    try:
-        assert db.execute(f"SELECT count(*) FROM page WHERE id IN ({IDS})").rows == [(2_000,)]
-        marks = ",".join("?" * 20_000)
-        assert db.execute(f"SELECT count(*) FROM page WHERE id IN ({marks})", range(20_000)).rows == [(2_000,)]
-        assert db.execute(f"UPDATE page SET n = 0 WHERE id IN ({IDS})").rowcount == 2_000
-        with db.stream(f"SELECT id FROM page WHERE id IN ({IDS}) ORDER BY id") as rows:
-            assert [row[0] for row in rows] == list(range(1, 2_001))
-        with pytest.raises(TooLargeError, match="written out"):
-            db.execute(f"CREATE TABLE d(c0, {', '.join(f'c{n} AS (c{n - 1} || c{n - 1})' for n in range(1, 32))})")
-    finally:
-        reads, writes = others.stop()
-    assert len(reads) + len(writes) > 50
-    assert reads[-1] < LONGEST_MS
-    assert writes[-1] < LONGEST_MS
+    """A busy machine may delay them at a time, but not at each of several times."""
+    longest = list[float]()
+    while not longest or (longest[-1] >= LONGEST_MS and len(longest) < ATTEMPTS):
+        others = Others(one.url(0, only=True))
+        others.tell()
+        try:
+            run_dear_texts(db, len(longest))
+        finally:
+            reads, writes = others.stop()
+        assert len(reads) + len(writes) > 50
+        longest.append(max(reads[-1], writes[-1]))
+    assert min(longest) < LONGEST_MS
+
+
+def run_dear_texts(db: Connection, attempt: int) -> None:
+    """Run texts that the node does not know from an earlier attempt."""
+    ids = ",".join(map(str, range(-attempt, 50_000)))
+    assert db.execute(f"SELECT count(*) FROM page WHERE id IN ({ids})").rows == [(2_000,)]
+    values = range(20_000 + attempt)
+    marks = ",".join("?" * len(values))
+    assert db.execute(f"SELECT count(*) FROM page WHERE id IN ({marks})", values).rows == [(2_000,)]
+    assert db.execute(f"UPDATE page SET n = 0 WHERE id IN ({ids})").rowcount == 2_000
+    with db.stream(f"SELECT id FROM page WHERE id IN ({ids}) ORDER BY id") as rows:
+        assert [row[0] for row in rows] == list(range(1, 2_001))
+    columns = ", ".join(f"c{n} AS (c{n - 1} || c{n - 1})" for n in range(1, 32))
+    with pytest.raises(TooLargeError, match="written out"):
+        db.execute(f"CREATE TABLE d{attempt}(c0, {columns})")
 
 
 def test_long_text_in_an_open_transaction_sees_its_rows(one: LocalCluster, db: Connection) -> None:

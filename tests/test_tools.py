@@ -309,7 +309,7 @@ def test_terminated_bench_stops_its_nodes(tmp_path: Path, ignored: bool) -> None
             time.sleep(0.05)
         assert running(tmp_path)
         bench.send_signal(signal.SIGTERM)
-        assert bench.wait(30) == 130
+        assert bench.wait(60) == 130
         assert not running(tmp_path)
         assert not list(tmp_path.iterdir())
         assert "Traceback" not in bench.stdout.read()

@@ -145,7 +145,7 @@ def served(python: Path, folder: Path) -> Iterator[tuple[str, str]]:
         yield f"bedrockish://127.0.0.1:{port}", f"http://127.0.0.1:{http}/"
     finally:
         node.terminate()
-        assert node.wait(30) == 0, (folder / "A.log").read_text()
+        assert node.wait(60) == 0, (folder / "A.log").read_text()
 
 
 def test_wheel_has_no_top_level_name_that_users_may_have(wheel: Path) -> None:

@@ -148,7 +148,7 @@ class ScriptedNode:
 @asynccontextmanager
 async def running(*nodes: ScriptedNode) -> AsyncIterator[str]:
     """Start the nodes; yield one URL with all of them."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 node.script = node.script or [node.succeed]

@@ -214,7 +214,7 @@ async def test_only_a_client_that_asks_gets_rows_by_column(info: dict[str, Any],
             inner.start_soon(link.run)
             await serve_scripted(link, node)
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve)
             link = Link(ours, await dial_on(ours, Hello("me", None, "client", info=info), LinkLimits()), LinkLimits())

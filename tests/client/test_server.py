@@ -53,7 +53,7 @@ async def session(node: ScriptedNode) -> AsyncIterator[tuple[Link, trio.Event]]:
         await serve_scripted(links[0], node)
         over.set()
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(accept)
             link = Link(ours, await dial_on(ours, Hello("me", None, "client"), SMALL), SMALL)

@@ -182,7 +182,7 @@ async def test_continuous_backup_ends_when_its_directory_is_exchanged_or_removed
         folder.rename(old)
         if is_back:
             shutil.copytree(old, folder)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while said[-1] != "ended":  # noqa: ASYNC110
                 await trio.sleep(0.1)
 

@@ -169,7 +169,7 @@ async def test_same_flipped_bit_at_two_of_three_nodes_is_repaired_from_the_third
     pids = processes(cluster)
     async with open_client(cluster.url(0, only=True)) as client:
         with suppress(BedrockishError):  # the order may have to be repeated while two of three nodes start again
-            await client.execute("UPDATE t SET n = n + 1 WHERE id = 50", timeout=10)
+            await client.execute("UPDATE t SET n = n + 1 WHERE id = 50", timeout=40)
     await until("B has been filled again", lambda: filled(cluster, 1))
     await until("C has been filled again", lambda: filled(cluster, 2))
     await judge(cluster, pids, "MARK-050-aaaa")
@@ -463,7 +463,7 @@ async def test_entry_that_no_node_can_apply_stops_writes_only(faulty: LocalClust
     assert [await count_poison(faulty, index) for index in range(3)] == [0, 0, 0]
     for index in range(3):
         async with open_client(faulty.url(index, only=True)) as client:
-            found = await client.execute("SELECT v FROM t WHERE id = 1", read="strict", timeout=10)
+            found = await client.execute("SELECT v FROM t WHERE id = 1", read="strict", timeout=40)
             assert found.value() == "sound"
     async with open_client(faulty.url(1, only=True)) as client:
         with pytest.raises(ReadOnlyError, match="fits at no node"):

@@ -35,7 +35,7 @@ def entries_with(path: Path) -> int:
 def end(node: LocalNode) -> None:
     assert node.process is not None
     os.kill(node.process.pid, signal.SIGTERM)
-    node.process.wait(30)
+    node.process.wait(60)
 
 
 @pytest.mark.slow  # some thirty commands, each a process

@@ -28,9 +28,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         cluster.nodes[0].start()
         trio.run(ready, cluster)
-        with connect(cluster.url(options="/?timeout=10")) as db:
+        with connect(cluster.url(options="/?timeout=40")) as db:
             db.execute("CREATE TABLE w(who TEXT PRIMARY KEY)")
-        yield cluster.url(options="/?timeout=10")
+        yield cluster.url(options="/?timeout=40")
     finally:
         cluster.stop()
 
@@ -176,14 +176,14 @@ def test_a_lock_that_another_thread_held_does_not_stop_the_child(url: str) -> No
     def hold() -> None:
         with pool.connection() as db, db._client._lock:
             held.set()
-            over.wait(30)
+            over.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait(30)
+    held.wait(60)
 
     def child() -> int:
-        with pool.connection(timeout=10) as db:
+        with pool.connection(timeout=40) as db:
             return int(db.execute("SELECT 7").value())
 
     wait = in_child(child)

@@ -169,7 +169,7 @@ async def test_cluster_works_after_the_removal_of_a_dead_node(cluster: LocalClus
             return False
 
     await until("the removed node knows that it is turned away", told)
-    async with open_client(cluster.url(2, only=True, options="/?timeout=2")) as client:
+    async with open_client(cluster.url(2, only=True, options="/?timeout=5")) as client:
         with pytest.raises(UnavailableError, match="no longer a member"):
             await client.execute("SELECT count(*) FROM work", read="stale")
     cluster.nodes.pop()
@@ -226,7 +226,7 @@ async def test_running_node_learns_of_its_removal(cluster: LocalCluster) -> None
     await until("C knows that it was removed", told)
     async with open_client(cluster.url(2)) as client:
         await client.execute("CREATE TABLE t(a)")
-    async with open_client(cluster.url(2, only=True, options="/?timeout=10")) as client:
+    async with open_client(cluster.url(2, only=True, options="/?timeout=40")) as client:
         assert (await client.execute("SELECT count(*) FROM t")).value() == 0, "it names the voters"
         with pytest.raises(MembershipError, match="'C' is not a member"):
             await client.change_members(MemberChange(PROMOTE, "C"))

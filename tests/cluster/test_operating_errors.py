@@ -315,7 +315,7 @@ async def test_repair_of_a_node_that_does_not_answer_ends(tmp_path: Path) -> Non
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         cluster.nodes[0].kill()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             done = await run("member", "repair", cluster.url(1, only=True), "A")
         assert done.returncode == 3
         assert "A did not answer the order: no node can be reached at" in done.stderr

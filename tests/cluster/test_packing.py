@@ -97,7 +97,7 @@ async def test_a_packed_journal_serves_as_an_unpacked_one(cluster: LocalCluster)
         counts = []
         for index in range(3):
             async with open_client(cluster.url(index, only=True, options="/?connect_timeout=2")) as client:
-                counts.append((await client.execute("SELECT count(*) FROM t", read="stale", timeout=5)).value())
+                counts.append((await client.execute("SELECT count(*) FROM t", read="stale", timeout=40)).value())
         return counts == [ENTRIES] * 3
 
     await ready(cluster)

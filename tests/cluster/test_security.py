@@ -224,7 +224,7 @@ def test_certificates_are_read_again_on_sighup(tls: LocalCluster, certs: Path) -
         assert (done.returncode, done.stdout.strip()) == (0, str(certs / "revoked.txt"))
         hang_up("certificates and revocations were read again")
         with pytest.raises(BedrockishError, match="revoked"):
-            db.execute("SELECT 1", timeout=5)
+            db.execute("SELECT 1", timeout=20)
     assert "client:bob with the serial number" in refused(bob)
     assert (trio.run(status)["certificates_revoked"], days_left()) == (1, 1825)
     files = [certs / "A.pem", certs / "A-key.pem"]

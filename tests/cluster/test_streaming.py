@@ -216,7 +216,7 @@ async def test_cancellation_as_the_answer_arrives_leaves_no_stream_open(
         async def no_transactions() -> bool:
             return not (await status_of(alone, 0))["open_transactions"]
 
-        await until("all transactions over", no_transactions, 10.0)
+        await until("all transactions over", no_transactions)
 
 
 async def _one_too_many(cluster: LocalCluster) -> None:

@@ -122,7 +122,8 @@ async def test_each_statement_of_a_transaction_has_its_own_timeout(cluster: Loca
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("CREATE TABLE one(id INTEGER PRIMARY KEY)")
         async with client.transaction() as tx:
-            await tx.execute("INSERT INTO one VALUES (1)", timeout=1)
+            await tx.execute("INSERT INTO one VALUES (1)", timeout=3)
+            await trio.sleep(3)
             await tx.execute(f"INSERT INTO one SELECT {counted.format(10_000_000)}", timeout=60)
         tx = await client.begin(timeout=60)
         await tx.execute("INSERT INTO one VALUES (2)")

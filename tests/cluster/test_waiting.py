@@ -70,7 +70,7 @@ async def test_node_without_room_answers_everywhere_with_the_reason(tmp_path: Pa
         refused = asks.sql("SELECT 1")
         assert (refused.status, refused.json["code"]) == (503, "unavailable")
         assert REASON in refused.json["message"]
-        url = cluster.url(0, only=True, options="timeout=1&discover=no")
+        url = cluster.url(0, only=True, options="timeout=5&discover=no")
         with bedrockish.connect(url) as db, pytest.raises(UnavailableError, match="limit of a file's size"):
             await trio.to_thread.run_sync(db.execute, "SELECT 1")
 
@@ -144,7 +144,7 @@ def test_program_on_the_file_of_a_waiting_node_gets_the_reason(tmp_path: Path) -
             trio.run(until_mode, cluster, "waiting")
             for text in ("SELECT count(*) FROM t", "INSERT INTO t VALUES (1)"):
                 with pytest.raises(UnavailableError, match=re.escape(f"node A waits: {REASON}; nothing happened")):
-                    db.execute(text, timeout=1)
+                    db.execute(text, timeout=20)
             with pytest.raises(UnavailableError, match=r"runs and does not serve it now: .* 'bedrockish status'"):
                 bedrockish.connect(node.database)
             limit_files(node, resource.RLIM_INFINITY)

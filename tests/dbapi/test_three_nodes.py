@@ -21,7 +21,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def test_lost_node_ends_only_the_transaction_that_was_open_there(cluster: LocalCluster) -> None:
-    connection = db.connect(cluster.url(0), timeout=20)
+    connection = db.connect(cluster.url(0), timeout=60)
     connection.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT)")
     connection.execute("INSERT INTO t VALUES (1, 'kept')")
     connection.commit()
@@ -44,7 +44,7 @@ def test_lost_node_ends_only_the_transaction_that_was_open_there(cluster: LocalC
 
 
 def test_autocommitted_statements_go_on_when_their_node_dies(cluster: LocalCluster) -> None:
-    connection = db.connect(cluster.url(0), timeout=20, autocommit=True)
+    connection = db.connect(cluster.url(0), timeout=60, autocommit=True)
     connection.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     for number in range(30):
         if number == 10:
@@ -55,7 +55,7 @@ def test_autocommitted_statements_go_on_when_their_node_dies(cluster: LocalClust
 
 
 def test_transaction_without_statements_survives_its_node(cluster: LocalCluster) -> None:
-    connection = db.connect(cluster.url(0), timeout=20)
+    connection = db.connect(cluster.url(0), timeout=60)
     connection.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     cluster.nodes[0].kill()
     with connection:

@@ -148,7 +148,7 @@ def test_interrupted_function_releases_its_memory_account(make_node: MakeNode, m
     while not any(memory._running.values()):
         assert thread.is_alive()
     place.stop(DeadlineError("it took too long"))
-    thread.join(20)
+    thread.join(60)
     monkeypatch.setattr(Interrupter, "end", end)
     assert isinstance(found[0], StoppedError)
     assert memory._running

@@ -175,12 +175,12 @@ def test_graceful_stop_succeeds_with_an_open_http_connection(tmp_path: Path) -> 
         trio.run(ready, cluster)
         this = cluster.nodes[0]
         assert this.http_port is not None
-        link = http.client.HTTPConnection("127.0.0.1", this.http_port, timeout=20)
+        link = http.client.HTTPConnection("127.0.0.1", this.http_port, timeout=60)
         link.request("GET", "/livez")
         link.getresponse().read()
         assert this.process is not None
         this.process.send_signal(signal.SIGTERM)
-        assert this.process.wait(20) == 0
+        assert this.process.wait(60) == 0
         link.close()
 
 

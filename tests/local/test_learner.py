@@ -167,7 +167,7 @@ def test_transfers_of_learners_programs_keep_the_sum(db: Connection, cluster: Lo
                     tx.execute(f"UPDATE {table} SET a = a + ? WHERE id = 2", (by,))
 
                 try:
-                    mine.run_transaction(move, timeout=20)
+                    mine.run_transaction(move, timeout=60)
                     done[place] += 1
                 except UnavailableError:
                     continue
@@ -202,7 +202,7 @@ def test_session_returns_to_the_node_of_its_file(db: Connection, cluster: LocalC
     with bedrockish.connect(url, token=db.token) as mine:
         assert is_here(mine)
         node.kill()
-        mine.execute(f"INSERT INTO {table} VALUES (5, 5)", timeout=20)
+        mine.execute(f"INSERT INTO {table} VALUES (5, 5)", timeout=60)
         assert not is_here(mine)
         node.start()
         trio.run(cluster.wait_ready, 3)

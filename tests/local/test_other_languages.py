@@ -145,7 +145,7 @@ def test_plain_writer_ends_the_node_and_readers_do_not_notice(tmp_path: Path) ->
                 assert next(numbers, None) is not None
                 assert it.communicate()[0] == "written\n"
         assert node.process is not None
-        assert node.process.wait(20) != 0
+        assert node.process.wait(60) != 0
         assert "another program has written to the node's file" in node.log.read_text()
         assert int(run(READ_ONLY, path).stdout) > 0, "nothing but the page tells that the node has ended"
 

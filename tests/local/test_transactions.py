@@ -497,8 +497,8 @@ def test_commit_that_cannot_reach_its_node_did_not_happen(tmp_path: Path) -> Non
             assert here(db).has_any
             db.leave_node()
             with pytest.raises(UnavailableError, match="did not happen"):
-                opened.commit(timeout=20)
-            assert db.execute("SELECT count(*) FROM t", timeout=20, read="strict").value() == 0
+                opened.commit(timeout=60)
+            assert db.execute("SELECT count(*) FROM t", timeout=60, read="strict").value() == 0
 
 
 def test_prepared_transaction_is_equal_after_encoding_and_decoding() -> None:
@@ -618,7 +618,7 @@ def test_transfers_of_programs_at_all_nodes_keep_the_sum(tmp_path: Path) -> None
         assert not wrong
         assert all(done)
         with bedrockish.connect(cluster.url()) as last:
-            assert last.execute("SELECT sum(balance) FROM account", read="strict", timeout=20).value() == 400
+            assert last.execute("SELECT sum(balance) FROM account", read="strict", timeout=60).value() == 400
 
 
 def _move(tx: Any, source: int, target: int) -> None:

@@ -412,7 +412,7 @@ async def test_rows_of_long_statements_do_not_stay_in_memory(tmp_path: Path, mon
             await finished_step(runtime, name, "INSERT INTO t VALUES (?, ?)", 3 + number, value)
             assert rows_in_memory()
             await finished(runtime, name)
-            with trio.fail_after(20):  # the journal's batch and a thread still have them for a moment
+            with trio.fail_after(60):  # the journal's batch and a thread still have them for a moment
                 while rows_in_memory():  # noqa: ASYNC110
                     await trio.sleep(0.01)
 

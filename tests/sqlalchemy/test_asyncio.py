@@ -282,7 +282,7 @@ def test_create_all_of_many_processes_makes_each_table_once(cluster: LocalCluste
         engine = create_engine(cluster.url())
         with engine.connect() as connection:
             connection.execute(text("SELECT 1"))
-        ready.wait(30)
+        ready.wait(60)
         tables.create_all(engine)
         made = [name for name in inspect(engine).get_table_names() if name in tables.tables]
         engine.dispose()

@@ -201,7 +201,7 @@ class Attempts:
             self._count(attempt)
 
     def _count(self, attempt: Attempt) -> None:
-        # L2: a quorum of approvals, our own durable one among them
+        # L2: a quorum of approvals with our own, which is durable before the answer and the COMMIT leave
         if attempt.counting and len(attempt.approvals) >= self.state.roster.quorum:
             self._commit(attempt)
 

@@ -264,7 +264,8 @@ def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | No
     out.print(f"not checked: {told}", markup=False, highlight=False)
     if report.holds:
         entries = sum(counts.entries for counts in report.counts)
-        click.echo(f"the journals hold: {entries} entries in {len(report.counts)} files")
+        files = len(report.counts)
+        click.echo(f"the journals hold: {entries} entries in {files} file{'s' * (files != 1)}")
     else:
         click.echo(f"{len(report.findings)} finding{'s' * (len(report.findings) != 1)}")
 

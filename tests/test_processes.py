@@ -117,7 +117,7 @@ def test_skipped_tests_are_reported_at_the_end(tmp_path: Path) -> None:
 
 
 def test_named_tests_run_in_one_process(tmp_path: Path) -> None:
-    """They run at once, as with plain pytest; an unknown name is reported."""
+    """The tests begin at once, as with plain pytest; an unknown name is reported."""
     *given, folder = command(tmp_path, {"tests/test_a.py": TELLS_ITS_PROCESS})
     for named, status, said in (
         (f"{folder}/test_a.py", 0, "collected 1 item"),

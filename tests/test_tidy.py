@@ -504,7 +504,7 @@ def test_large_class_has_a_why_so_large_paragraph() -> None:
 
 
 def test_counting_of_methods_and_attributes_finds_all_of_a_known_class() -> None:
-    """Of a class whose parts are known, so that the limits cannot become toothless unnoticed."""
+    """A counter that misses some of them would make the limits of classes useless."""
     text = """
 class Known:
     field: int = 0

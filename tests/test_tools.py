@@ -292,7 +292,7 @@ def test_every_measurement_is_a_scenario_of_one_program() -> None:
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_terminated_bench_stops_its_nodes(tmp_path: Path, ignored: bool) -> None:
-    """Also as a job of the background, where Ctrl-C is ignored; and its directory is gone."""
+    """The bench removes its directory, too, and does both as a job of the background, where Ctrl-C is ignored."""
     given = [sys.executable, "-m", "tools.bench", "--seconds", "0.5", "--work", "insert", "--nodes", "1"]
     bench = subprocess.Popen(
         given,
@@ -319,7 +319,7 @@ def test_terminated_bench_stops_its_nodes(tmp_path: Path, ignored: bool) -> None
 
 
 def running(directory: Path) -> list[int]:
-    """The processes whose commands name a directory."""
+    """Return the processes whose commands name a directory."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

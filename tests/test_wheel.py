@@ -149,7 +149,7 @@ def served(python: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_wheel_has_no_top_level_name_that_users_may_have(wheel: Path) -> None:
-    """Its top-level packages begin with our name, apart from the package that Spark looks for."""
+    """The wheel's top-level packages begin with our name, apart from the package that Spark looks for."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}

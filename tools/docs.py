@@ -69,7 +69,9 @@ def errors_page() -> str:
     for root in roots:
         lines += ["", f"## {root.__module__}"]
         for depth, cls in subclasses(root):
-            above = f" (a `{cls.__bases__[0].__name__}`)" if depth else ""
+            base = cls.__bases__[0].__name__
+            article = "an" if base.startswith(("A", "E", "I", "O", "Un")) else "a"
+            above = f" ({article} `{base}`)" if depth else ""
             lines += ["", f"### {cls.__name__}", "", f"`{cls.__module__}.{cls.__name__}`{above}", ""]
             lines += described(cls.__doc__)
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Writes docs/reference.md: what ``bedrockish`` and ``bedrockish.dbapi`` offer, from signatures and docstrings."""
+"""Writes docs/reference.md: the names of ``bedrockish`` and ``bedrockish.dbapi``, from signatures and docstrings."""
 
 import inspect
 import re
@@ -9,7 +9,7 @@ import bedrockish.dbapi
 from bedrockish.errors import BedrockishError
 
 HEAD = [
-    "Everything that `import bedrockish` offers, and what `bedrockish.dbapi` adds to it.",
+    "The names that `import bedrockish` and `import bedrockish.dbapi` offer.",
     "The error classes are in [errors](errors.md), the command line in [its own reference](cli.md).",
     "A blocking class has the methods of its trio twin, where their arguments are explained.",
 ]
@@ -23,7 +23,7 @@ def reference_page(note: str) -> str:
         found = getattr(bedrockish, name)
         if not (inspect.isclass(found) and issubclass(found, BedrockishError)):
             lines += entry(f"bedrockish.{name}", found)
-    lines += ["", "## bedrockish.dbapi", "", "PEP 249; see [DB-API](dbapi.md) for what is different from sqlite3."]
+    lines += ["", "## bedrockish.dbapi", "", "PEP 249; see [DB-API](dbapi.md) for the differences from sqlite3."]
     for name in DBAPI:
         lines += entry(f"bedrockish.dbapi.{name}", getattr(bedrockish.dbapi, name))
     return "\n".join(lines) + "\n"

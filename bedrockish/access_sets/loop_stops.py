@@ -36,8 +36,8 @@ _NULL_EQUAL = 0x80  # P5 of a comparison: NULL is equal to NULL, as for IS
 _AFFINITY = 0x47  # P5 of a comparison: the affinity that it applies
 _NO_AFFINITY, _NUMERIC = "\0@A", "CDEF"
 
-# Opcode of a comparison that jumps if a row is not wanted -> the operator, between column and value, that holds for the
-# rows that pass: first if the column is in P3, then if the column is in P1.
+# By the opcode of a comparison that jumps if a row does not pass: the operator between column and value that holds for
+# the rows that pass. The first operator is for a column in P3, and the second for a column in P1.
 _PASSES = {
     "Eq": ("<>", "<>"), "Ne": ("=", "="), "Lt": (">=", "<="), "Le": (">", "<"), "Gt": ("<=", ">="), "Ge": ("<", ">"),
 }  # fmt: skip

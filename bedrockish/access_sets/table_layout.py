@@ -192,8 +192,8 @@ class Tables:
         if any(reads_documents(sql) for sql in texts if sql is not None):
             raise UnsupportedError(
                 f"a UNIQUE key of table {table.name} uses a JSON function such as json_array() or json_object(), "
-                "whose result differs between a document that a statement makes and the stored text; compute the value "
-                "in a STORED column, and make that UNIQUE",
+                "which may return one value for a document that a statement builds, and another for the stored text of "
+                "that document; compute the value in a STORED column, and make that UNIQUE",
                 table=table.name,
             )
 

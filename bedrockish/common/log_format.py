@@ -46,7 +46,7 @@ class LineLimit(logging.Filter):
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write a line. The first line after a minute with left-out lines gets their number."""
+        """Return whether to write a line. The first line after a minute with left-out lines gets their number."""
         kind, now = (
             (record.name, _NUMBER.sub("#", str(record.msg)[: 2 * KIND_CHARACTERS_MAX])[:KIND_CHARACTERS_MAX]),
             self._now(),

@@ -34,7 +34,7 @@ class PasswordHash:
         return f"scrypt:{self.log_n}:{self.r}:{self.p}:{_text(self.salt)}:{_text(self.digest)}"
 
     def fits(self, password: str) -> bool:
-        """Whether the hash is that of a password. Takes some 50 ms, with the interpreter's lock released."""
+        """Return whether a hash is that of a password. Takes some 50 ms, with the interpreter's lock released."""
         return hmac.compare_digest(self.digest, _scrypt(password, self.salt, self.log_n, self.r, self.p))
 
 

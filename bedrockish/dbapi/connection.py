@@ -206,7 +206,7 @@ class Connection:
 
     @property
     def isolation_level(self) -> str | None:
-        """In sqlite3's legacy mode: None if only BEGIN opens a transaction; otherwise a write does, too."""
+        """sqlite3's legacy mode: with None only BEGIN opens a transaction, with any other value a write does, too."""
         return self._session.isolation_level
 
     @isolation_level.setter

@@ -181,7 +181,9 @@ def is_foreign(headers: Headers) -> bool:
 
 
 def is_near(host: str, known: frozenset[str]) -> bool:
-    """Whether the Host header is an IP address or a local name, to which no foreign name server can lead a caller."""
+    """Return whether the Host header is an IP address or a local name, to which no foreign name server can lead a
+    caller.
+    """
     return _is_near(host, known) if len(host) <= HOST_CHARACTERS_MAX else False
 
 

@@ -95,10 +95,12 @@ class _Tries:
 
 
 def lost(error: DBAPIError) -> bool:
-    """Whether an error says that the transaction did not happen, and can be run again."""
+    """Return whether an error says that the transaction did not happen, and can be run again."""
     return bool(getattr(error.orig, "retry", False))
 
 
 def was_made(error: DBAPIError) -> bool:
-    """Whether an error says that a table or index exists already; a retry succeeds if it checks first what exists."""
+    """Return whether an error says that a table or index exists already; a retry succeeds if it checks first what
+    exists.
+    """
     return "already exists" in str(error.orig)

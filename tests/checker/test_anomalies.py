@@ -233,7 +233,7 @@ def test_allowed_histories_have_no_findings(name: str) -> None:
 
 @pytest.mark.parametrize("level", ["session", "strict"])
 def test_each_read_level_is_checked_for_its_own_promise(level: str) -> None:
-    """The same fork and the same old read: allowed at ``session``, an anomaly at ``strict``."""
+    """At ``session`` the checker allows a fork and an old read; at ``strict`` it reports both as anomalies."""
     text = BAD["long fork"].replace("strict", level)
     assert bool(check(history(text)).findings) is (level == "strict")
     text = BAD["stale read (real-time violation)"].replace("strict", level)

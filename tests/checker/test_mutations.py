@@ -1,4 +1,4 @@
-"""Histories drawn from a serial order are clean, and every way to spoil one is noticed."""
+"""The checker finds no fault in histories drawn from a serial order, and finds each kind of change to one."""
 
 import random
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def list_reads(history: History, least: int, *levels: str) -> list[tuple[Operati
 
 
 def forget_one(history: History, luck: random.Random) -> bool:
-    """An acknowledged value is missing from every list."""
+    """Remove an acknowledged value from every list."""
     acknowledged = [step.value for one in history if one.outcome == "ok" for step in one.steps if step.kind == "append"]
     if not acknowledged:
         return False
@@ -54,7 +54,7 @@ def forget_one(history: History, luck: random.Random) -> bool:
 
 
 def repeat_one(history: History, luck: random.Random) -> bool:
-    """A value is twice in a list."""
+    """Put a value into a list twice."""
     reads = list_reads(history, 1, "strict", "session", "final")
     if not reads:
         return False
@@ -65,7 +65,7 @@ def repeat_one(history: History, luck: random.Random) -> bool:
 
 
 def swap_two(history: History, luck: random.Random) -> bool:
-    """Two values of a list that another client has read as well have changed places."""
+    """Exchange two values of a list that another client has read as well."""
     reads = list_reads(history, 2, "strict", "session")
     if not reads:
         return False
@@ -79,7 +79,7 @@ def swap_two(history: History, luck: random.Random) -> bool:
 
 
 def fail_one(history: History, luck: random.Random) -> bool:
-    """A value in a final list is reported as not happened."""
+    """Report a value of a final list as not happened."""
     shown = {value for step in history[-1].steps for value in step.values}
     writers = [one for one in history if any(s.kind == "append" and s.value in shown for s in one.steps)]
     if not writers:
@@ -89,7 +89,7 @@ def fail_one(history: History, luck: random.Random) -> bool:
 
 
 def look_back(history: History, luck: random.Random) -> bool:
-    """A strict read misses a commit that was acknowledged before the read began."""
+    """Let a strict read miss a commit that was acknowledged before the read began."""
     ends = {s.value: one.end for one in history if one.outcome == "ok" for s in one.steps if s.kind == "append"}
     reads = [
         (operation, place)
@@ -105,7 +105,7 @@ def look_back(history: History, luck: random.Random) -> bool:
 
 
 def look_ahead(history: History, luck: random.Random) -> bool:
-    """A read, at any level, sees a write that was sent only after the end of the read."""
+    """Let a read, at any level, see a write that was sent only after the end of the read."""
     begins = {s.value: one.begin for one in history for s in one.steps if s.kind == "append"}
     final = {step.key: step.values for step in history[-1].steps}
     reads = [
@@ -124,7 +124,7 @@ def look_ahead(history: History, luck: random.Random) -> bool:
 
 
 def miss_own_write(history: History, luck: random.Random) -> bool:
-    """A session misses its own write."""
+    """Let a session miss its own write."""
     last: dict[tuple[str, str], int] = {}
     found: list[tuple[Operation, int, int]] = []
     for operation in sorted(history, key=lambda one: one.begin):
@@ -143,7 +143,7 @@ def miss_own_write(history: History, luck: random.Random) -> bool:
 
 
 def old_register(history: History, luck: random.Random) -> bool:
-    """A strict read of a register returns no value, although a write to it was acknowledged before."""
+    """Let a strict read of a register return no value, although a write to it was acknowledged before."""
     first: dict[str, float] = {}
     for one in history:
         for step in one.steps:

@@ -177,7 +177,7 @@ def test_mistakes_in_variables_and_flags_are_named() -> None:
 
 @pytest.mark.parametrize("key", keys())
 def test_any_wrong_value_is_an_error_that_names_its_key(key: str) -> None:
-    """Also numbers of thousands of digits, two underscores in a row, and values too long for a log line."""
+    """The wrong values include a number of thousands of digits and a value that is too long for a log line."""
     section = f"[{keys()[key]}]\n" if keys()[key] else ""
     rest = "\n".join(line for line in MINIMAL.splitlines() if not line.startswith(key)) + "\n"
     values = ["-1.5", "nan", "[1]", "[[[]]]", "1979-05-27", "07:32:00", f"0x{'F' * 6_000}", f"[0x{'F' * 6_000}]"]

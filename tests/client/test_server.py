@@ -152,7 +152,7 @@ class _Noting:
 
 
 async def test_server_closes_a_stream_only_after_it_has_opened_it() -> None:
-    """The same holds for a transaction: a client that gives one up at once sends both messages in one packet."""
+    """A client that gives up a stream or a transaction at once sends its begin and its end in one packet."""
     noting = _Noting()
     asked = []
     async with session(ScriptedNode(transactions=noting)) as (link, _):

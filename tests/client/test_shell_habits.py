@@ -126,7 +126,7 @@ def test_box_is_folded_to_the_width_of_a_narrow_terminal(node: LocalCluster) -> 
 
 
 def test_shell_escapes_control_characters_in_all_output(node: LocalCluster, db: Connection) -> None:
-    """In names of tables and columns, values, error texts, and the SQL of the schema."""
+    """The shell prints names of tables and columns, values, error texts, and the SQL of the schema."""
     db.execute(f'CREATE TABLE "t{EVIL}"("c{EVIL}")')
     db.execute(f'CREATE INDEX "i{EVIL}" ON "t{EVIL}"("c{EVIL}")')
     db.execute(f'INSERT INTO "t{EVIL}" VALUES (?)', [EVIL])

@@ -86,7 +86,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_control_characters_do_not_reach_the_terminal(mode: str) -> None:
-    """Neither values nor names contain them, in any mode."""
+    """Neither values nor names are printed with control characters, in any mode."""
     out = Terminal()
     print_rows(Rows((EVIL, "b"), [(EVIL, 1), (EVIL.encode(), 2)], -1, None, None, 1), Style(mode, headers=True), out)
     assert out.getvalue()

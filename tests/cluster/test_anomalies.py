@@ -67,7 +67,7 @@ async def table(clients: list[Client]) -> dict[int, int]:
 
 
 async def open_three(cluster: LocalCluster, nursery: trio.Nursery) -> list[Client]:
-    """A client at each node, for as long as the nursery lives."""
+    """Open a client at each node, until the nursery ends."""
     clients: list[Client] = []
 
     async def hold(index: int, task_status: trio.TaskStatus[Client]) -> None:
@@ -270,9 +270,7 @@ async def _write_skew(clients: list[Client], isolation: str) -> None:
 
 
 async def _columns(clients: list[Client]) -> None:
-    """A transaction that reads a column conflicts with one that changes it, also in a cycle of two; a reader of another
-    column does not.
-    """
+    """Check that a reader of a column conflicts with a change of this column, and not with one of another column."""
     await clients[2].execute("CREATE TABLE pair(id INTEGER PRIMARY KEY, a INTEGER, b INTEGER)")
     await clients[2].execute("INSERT INTO pair VALUES (1, 0, 0), (2, 0, 0)")
     players = await play(

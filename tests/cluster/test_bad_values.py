@@ -108,7 +108,7 @@ def test_half_a_surrogate_pair_is_refused_wherever_it_stands(one: LocalCluster, 
 
 
 def test_a_blob_of_100_megabytes_is_too_large_and_says_so(one: LocalCluster, client: Connection) -> None:
-    """As a parameter, as a row and as a result; the connection goes on each time."""
+    """The blob is refused as a parameter, as a row and as a result; the connection works after each error."""
     with pytest.raises(TooLargeError, match="at most"):
         client.execute("INSERT INTO value VALUES (2, ?)", (bytes(BLOB),))
     for sql in (f"INSERT INTO value VALUES (2, zeroblob({BLOB}))", f"SELECT zeroblob({BLOB})"):

@@ -108,7 +108,7 @@ async def through_a_transaction(client: Client, statements: list[tuple[str, Any]
 
 
 async def test_a_transaction_clock_is_later_than_all_that_was_acknowledged(cluster: LocalCluster) -> None:
-    """At every node: nothing acknowledged before has a later clock, and the next query gets a later one."""
+    """No commit acknowledged before, at any node, has a later clock, and the next query gets a later one."""
     await ready(cluster)
     acknowledged = 0
     last = 0

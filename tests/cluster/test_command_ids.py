@@ -188,7 +188,7 @@ def test_id_of_an_open_transaction_is_refused_for_other_requests(cluster: LocalC
         assert will.settle(tx.command)
 
 
-def test_command_ids_bind_admins_and_every_interface(cluster: LocalCluster) -> None:
+def test_admin_cannot_use_the_command_id_of_another_user_over_any_interface(cluster: LocalCluster) -> None:
     caller = Caller(cluster, 1, "adam", "adam!")
     with as_user(cluster, "will") as will:
         will.execute("INSERT INTO pub(x) VALUES ('will')", command="wills")

@@ -104,7 +104,7 @@ def said(cluster: LocalCluster) -> str:
 
 
 async def judge(cluster: LocalCluster, pids: list[int], right: str) -> None:
-    """All processes of before are there, all nodes have the right row, and the files are equal."""
+    """Check that no process has ended, all nodes have the right row, and the files are equal."""
     await serving(cluster)
     await level(cluster)
     for index, node in enumerate(cluster.nodes):

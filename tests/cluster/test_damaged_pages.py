@@ -246,7 +246,7 @@ async def test_node_rebuilds_an_index_without_which_it_cannot_start(cluster: Loc
 
 
 async def test_single_node_with_a_pruned_journal_repairs_a_damaged_index(tmp_path: Path) -> None:
-    """Its journal no longer contains all rows, and no other node has them; its table still does."""
+    """The pruned journal no longer contains all rows, and no other node has them; the node's table still does."""
     settings = {"timings": {"conflict_window_ms": 2000}}
     with LocalCluster(tmp_path / "cluster", ("A",), settings=settings).running() as cluster:
         await fill(cluster)

@@ -1,4 +1,4 @@
-"""Commands and a node end at calls that change files, by a kill or a power cut; afterwards all of them go on."""
+"""A command or a node ends at a call that changes a file, by a kill or a power cut; its next start loses no commit."""
 
 import random
 import shutil

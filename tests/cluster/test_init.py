@@ -28,7 +28,7 @@ STRANGERS = ("host1", "B=10.1.0.2:7400", "C=db.example.org,10.1.0.3")
 
 @contextlib.contextmanager
 def running(home: Path, names: str = "ABC") -> Iterator[None]:
-    """The nodes of a cluster, each in its folder."""
+    """Run the nodes of a cluster, each in its folder."""
     command = [sys.executable, "-m", "bedrockish.cli.main", "serve", "--log-level", "warning", "--config"]
     started = []
     try:

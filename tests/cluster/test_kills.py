@@ -56,7 +56,7 @@ class Load:
         self.acknowledged[command] = counter
 
     def judge(self) -> None:
-        """Every acknowledged addition is there once, and none is there that was not made."""
+        """Check that every acknowledged addition is there once, and no other."""
         for node in self.cluster.nodes:
             done: dict[str, int] = dict(rows(node, "SELECT command, counter FROM done"))
             assert self.acknowledged.items() <= done.items()

@@ -141,7 +141,7 @@ async def test_a_fresh_node_joins_three_under_load(cluster: LocalCluster, option
 
 
 async def test_cluster_works_after_the_removal_of_a_dead_node(cluster: LocalCluster) -> None:
-    """Three voters, one dead: it can be demoted and removed; the last one that could decide cannot."""
+    """Of three voters, a dead one can be demoted and removed, and a living one cannot: it is needed for a quorum."""
     async with working(cluster) as work:
         dead = cluster.nodes.pop()
         dead.kill()

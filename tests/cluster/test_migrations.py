@@ -91,7 +91,7 @@ async def test_tables_are_rebuilt_while_others_write_them(cluster: LocalCluster,
 
 
 async def _lost_and_run_again(cluster: LocalCluster) -> None:
-    """A migration has no effect if a row that it has read changes before its activation; it then runs again."""
+    """Check that a migration has no effect and runs again if a row that it read changes before its activation."""
     runs: list[Any] = []
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
         await other.execute("CREATE TABLE quiet(id INTEGER PRIMARY KEY, n)")
@@ -132,7 +132,7 @@ async def _spoil(tx: Transaction) -> None:
 
 
 async def _takes_long(cluster: LocalCluster) -> None:
-    """One that is over the loop's budget runs in a worker, and then on every node."""
+    """Check that a migration over the loop's budget runs in a worker, and then on every node."""
     many = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO long SELECT i FROM k"
     async with open_client(cluster.url(1, only=True, options=PATIENT)) as client:
         await client.transact(["CREATE TABLE long(x)", (many, [100_000])])
@@ -140,7 +140,7 @@ async def _takes_long(cluster: LocalCluster) -> None:
 
 
 async def _sent_twice(cluster: LocalCluster) -> None:
-    """A command that two nodes receive is executed once, and both give the same answer."""
+    """Check that a command that two nodes receive is executed once, and that both give the same answer."""
     statements = ["CREATE TABLE once(x)", "INSERT INTO migration(name, number) VALUES ('twice', 0) RETURNING id"]
     answers = []
     for index in (2, 0):

@@ -61,7 +61,7 @@ def ask_on_a_link(port: int, client: int) -> socket.socket:
 
 
 def ask_over_http(port: int, client: int) -> socket.socket:
-    """In turn as a query, as a libSQL pipeline, and as many statements of one call."""
+    """Ask in turn by a query, by a libSQL pipeline, and by many statements of one call."""
     if client % 3 == 1:
         execute = {"type": "execute", "stmt": {"sql": LARGE, "want_rows": True}}
         path, asked = "/v3/pipeline", json.dumps({"baton": None, "requests": [execute] * CALLS})

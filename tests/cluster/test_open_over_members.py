@@ -156,7 +156,7 @@ async def test_open_transaction_goes_on_over_a_change_of_users_unless_it_loses_r
 
 
 async def go_on(cluster: LocalCluster, operator: Client) -> None:
-    """Users change around an open transaction of rita, who keeps her rights."""
+    """Change users around an open transaction of rita, who keeps her rights."""
     changes = (
         MemberChange(USER_ADD, "new", role="reader", secret=secret("new")),
         MemberChange(USER_GRANT, "new", role="writer"),

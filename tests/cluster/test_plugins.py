@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
 
 @contextmanager
 def with_plugins(directory: Path, plugins: str = functions.__name__, names: str = "ABC") -> Iterator[LocalCluster]:
-    """Three nodes of which those that are named have the module."""
+    """Return three nodes, of which the named ones have the module."""
     cluster = LocalCluster(directory)
     cluster.write_files()
     for node in cluster.nodes:
@@ -66,7 +66,7 @@ async def test_plugins_page_works_and_different_plugins_are_reported(
 
 
 async def test_functions_and_collations_of_a_plugin_work_at_every_node(cluster: LocalCluster) -> None:
-    """They work in statements, expression indexes and UNIQUE columns, at every node, in transactions and workers."""
+    """Statements, expression indexes and UNIQUE columns call a plugin's functions, also in transactions and workers."""
     await ready(cluster)
     async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("CREATE TABLE word(w TEXT COLLATE backwards UNIQUE, CHECK (shout(w) <> 'NO!'))")

@@ -64,7 +64,7 @@ async def removable(client: Client) -> None:
 
 
 def tells_who_is_away(cluster: LocalCluster) -> None:
-    """Commands that ask all nodes print the reason of a missing answer on stderr, so that the table stays readable."""
+    """Check that commands that ask all nodes print the reason of a missing answer on stderr, and not in the table."""
     cluster.nodes[2].kill()
     for asked in (("clock", cluster.url()), ("journal", "prune", cluster.url(), "--older-than", "0s")):
         told = program(*asked)
@@ -140,7 +140,7 @@ async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalC
 
 
 async def pruned_commands_are_remembered(cluster: LocalCluster) -> None:
-    """Commands of removed entries still count as executed, once, and under their own text."""
+    """Check that commands of removed entries count as executed, once, and under their own text."""
     for index in range(3):
         async with open_client(cluster.url(index, only=True)) as late_client:
             with pytest.raises(ForgottenError, match="has happened") as forgotten:

@@ -125,7 +125,9 @@ def test_every_interface_enforces_roles_for_single_tables(cluster: LocalCluster,
 
 
 def test_roles_for_single_tables_exclude_journal_and_feed(cluster: LocalCluster) -> None:
-    """They contain all tables. A user may learn the outcomes of its own commands, and finish open transactions."""
+    """Journal and feed contain all tables. A user may learn the outcomes of its own commands, and finish open
+    transactions.
+    """
     _add_una(cluster)
     una = caller(cluster, "una")
     for name in ("the feed", "the feed by HTTP", "bedrockish_changes", "open transactions"):
@@ -388,7 +390,7 @@ def test_last_admin_cannot_be_removed(cluster: LocalCluster) -> None:
 
 
 async def test_link_from_before_the_first_user_has_no_rights(tmp_path: Path) -> None:
-    """And they are there after a kill; the token of a node does not change."""
+    """The cluster still has its user after all nodes were killed and started again."""
     with local_cluster(tmp_path / "three", http=True) as cluster:
         await ready(cluster)
         async with open_client(cluster.url(1, only=True)) as early:

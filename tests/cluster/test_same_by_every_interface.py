@@ -142,7 +142,7 @@ def _rows(result: dict[str, Any]) -> list[list[Any]]:
 
 
 def libsql_execute(world: World, texts: list[str]) -> Outcome:
-    """One stream, as a transaction of @libsql/client has."""
+    """Run statements on one stream, as a transaction of @libsql/client does."""
     answers = world.hrana(*({"type": "execute", "stmt": {"sql": sql}} for sql in texts))[:-1]
     if any("would end with this call" in one.get("error", {}).get("message", "") for one in answers):
         return [LIMITED]
@@ -160,7 +160,7 @@ def libsql_batch(world: World, texts: list[str]) -> Outcome:
 
 
 def libsql_sequence(world: World, texts: list[str]) -> Outcome:
-    """The interface reports only the success of all statements; a script stops at its first error."""
+    """Run a script, which stops at its first error; the interface reports only the success of all statements."""
     (answer, _) = world.hrana({"type": "sequence", "sql": "\n;\n".join(texts)})
     return [] if answer["type"] == "ok" else ["error"]
 

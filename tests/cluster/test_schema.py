@@ -66,7 +66,7 @@ async def test_schema_changes_fail_no_client(skewed: LocalCluster, tmp_path: Pat
 
 
 async def _seen_everywhere(cluster: LocalCluster) -> None:
-    """The client that changed the schema uses the change at once, at another node."""
+    """Check that the client that changed the schema can use the change at once, at another node."""
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("CREATE TABLE latest(x)")
         token = client.token
@@ -77,7 +77,7 @@ async def _seen_everywhere(cluster: LocalCluster) -> None:
 
 
 async def _one_of_two_wins(cluster: LocalCluster) -> None:
-    """Of two changes that exclude each other one commits, and the other gets the reason."""
+    """Check that one of two changes that exclude each other commits, and that the other gets the reason."""
     ends: list[str] = []
 
     async def create(index: int) -> None:
@@ -98,7 +98,7 @@ HISTORY = "SELECT version, activates, statements FROM bedrockish_schema ORDER BY
 
 
 async def _history_and_dry_runs(cluster: LocalCluster) -> None:
-    """Every node has the same history, and a rolled back schema change is not in it."""
+    """Check that every node has the same history, without the schema change that was rolled back."""
     told = []
     for index in range(3):
         async with open_client(cluster.url(index, only=True)) as client:

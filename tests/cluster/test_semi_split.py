@@ -77,7 +77,7 @@ async def end(cluster: ProxiedCluster, acknowledged: set[str]) -> None:
 
 
 async def test_transactions_commit_in_a_chain_of_three_nodes(tmp_path: Path) -> None:
-    """A and C cannot talk: all three commit, and A's commits reach C through B."""
+    """While the link between A and C is cut, all three nodes commit, and A's commits reach C through B."""
     async with nodes(tmp_path, "ABC") as cluster:
         done = set[str]()
         with cluster.network.cut(cluster.network.between("A", "C")):

@@ -209,7 +209,7 @@ async def test_loss_of_the_node_raises_temporary_lost_error(cluster: LocalCluste
 
 
 async def test_temporary_objects_have_bounds(tmp_path: Path) -> None:
-    """Their number, size and idle time are bounded for each session, and the error names the key."""
+    """A session has bounds for the number, the size and the idle time of its TEMP objects; an error names the key."""
     limits = {"temporary_max": 8, "temporary_bytes_max": 1 << 20, "idle_temporary_ms": 3000}
     with LocalCluster(tmp_path / "one", ("A",), {"limits": limits}).running() as cluster:
         await ready(cluster)

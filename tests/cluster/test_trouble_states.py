@@ -314,7 +314,7 @@ async def one_voter(cluster: LocalCluster) -> Seen:
 
 
 async def in_doubt(cluster: LocalCluster) -> Seen:
-    """C receives a transaction of A, and then neither A nor B can send it the outcome."""
+    """Let C receive a transaction of A, and neither A nor B send it the outcome."""
     async with open_client(cluster.url(0)) as client:
         await client.execute("CREATE TABLE IF NOT EXISTS d(x)")
         await level(cluster)
@@ -353,7 +353,7 @@ async def write_on(client: Any) -> None:
 
 
 async def unproven(cluster: LocalCluster) -> Seen:
-    """The comparison of a copy cannot start, because a folder has the name of its scratch file."""
+    """Prevent the comparison of a copy: a folder has the name of its scratch file."""
     node = cluster.nodes[2]
     scratch = node.database.with_name(node.database.name + ".proof")
     await stop(node)

@@ -127,7 +127,7 @@ async def learner(cluster: LocalCluster, name: str, sources: Sequence[Path]) -> 
 
 
 async def dies(cluster: LocalCluster, index: int, work: Work) -> None:
-    """A node is killed under load; nodes of the other release finish its transactions."""
+    """Kill a node under load; nodes of the other release finish its transactions."""
     cluster.nodes[index].kill()
     await work.moves()
     cluster.nodes[index].start()

@@ -101,7 +101,7 @@ async def answers(cluster: LocalCluster, index: int, count: int = len(SEARCHES))
 
 
 async def judge(cluster: LocalCluster) -> None:
-    """Check that all nodes answer alike, and their files: sound, equal, and as a replay makes them."""
+    """Check that all nodes answer alike, and that their files are sound, equal, and equal to the result of a replay."""
     await level(cluster)
     found = [await answers(cluster, index) for index in range(len(cluster.nodes))]
     assert all(one == found[0] for one in found)

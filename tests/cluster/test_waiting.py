@@ -89,9 +89,10 @@ async def test_node_without_room_answers_everywhere_with_the_reason(tmp_path: Pa
 
 
 async def test_node_that_fails_again_for_want_of_room_waits_longer(tmp_path: Path) -> None:
-    """The probe fitted, and the entries that it lacked did not: it started three times a second, and seemed well.
+    """The probe fits into the file, and the entries that the node lacks do not: without longer waits it would start
+    again and again, and seem well between two starts.
 
-    Each start raised the clock by up to a second, so that the cluster's clock ran away from the machines'.
+    Each start raises the clock by up to a second, so that the cluster's clock would run away from the machines'.
     """
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)

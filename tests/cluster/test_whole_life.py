@@ -94,7 +94,7 @@ class Shop:
             count += 1
 
     async def cashier(self, name: str) -> None:
-        """One open transaction of two orders after the other."""
+        """Run one open transaction of two orders after the other."""
         count = 0
         while not self.stopping:
             async with open_client(url := self.url) as client:
@@ -348,7 +348,7 @@ async def test_cluster_loses_no_order_through_joins_kills_and_upgrades(
 
 
 async def grows(life: Life, shop: Shop) -> None:
-    """Two further machines, still with the last release."""
+    """Let two further machines join, still with the last release."""
     for name in "DE":
         shop.phase = f"{name} joins (last release)"
         await life.grow(name)
@@ -376,7 +376,7 @@ async def is_upgraded(life: Life, shop: Shop) -> None:
 
 
 async def gets_users(life: Life, shop: Shop) -> None:
-    """The first user is that of the clients' certificate, so that the clients are admitted once users are required."""
+    """Add the user of the clients' certificate first, so that the clients are admitted once users are required."""
     shop.phase = "the first users are made"
     for name in ("app", "root"):
         await life.do("user", "add", life.own, name, "--role", "admin", stdin=PASSWORDS[name] + "\n")
@@ -402,7 +402,7 @@ async def token(life: Life, name: str) -> str:
 
 
 async def exchanges_secrets(life: Life, shop: Shop) -> None:
-    """Certificates of nodes and clients, a password, and tokens; the old ones end only when no client uses them."""
+    """Exchange certificates of nodes and clients, a password, and tokens; end the old ones when no client uses them."""
     shop.phase = "certificates are exchanged"
     # The authority stays, so holders of old and of new certificates trust each other.
     for node in life.cluster.nodes:
@@ -466,7 +466,7 @@ async def exchanges_the_authority(life: Life, shop: Shop) -> None:
 
 
 async def is_restored_elsewhere(life: Life, shop: Shop) -> None:
-    """A moment of the continuous backup becomes a cluster of its own, while this one goes on."""
+    """Make a cluster of its own from a moment of the continuous backup, while this cluster works."""
     shop.phase = "a copy is restored elsewhere"
     before = set(shop.done)
     async with open_client(life.own) as client:
@@ -509,7 +509,7 @@ async def is_restarted(life: Life, shop: Shop) -> None:
 
 
 async def has_no_room(life: Life, shop: Shop) -> None:
-    """The disk of one node is full, and it goes on by itself when there is room."""
+    """Fill the disk of one node, which continues by itself when there is room."""
     shop.phase = "a disk is full"
     node = life.cluster.nodes[2]
     limit_files(node, LIMIT_BYTES)
@@ -525,7 +525,7 @@ async def has_no_room(life: Life, shop: Shop) -> None:
 
 
 async def loses_a_disk(life: Life, shop: Shop) -> None:
-    """The machine of one node is gone with its disk; another one takes its place."""
+    """Lose the machine of one node with its disk, and let another machine take its place."""
     shop.phase = "a disk is lost"
     lost = life.cluster.nodes.pop(4)
     lost.kill()
@@ -538,7 +538,7 @@ async def loses_a_disk(life: Life, shop: Shop) -> None:
 
 
 async def shrinks(life: Life, shop: Shop) -> None:
-    """One node leaves in order, one dies and is removed."""
+    """Remove a node in order, and then a dead one."""
     shop.phase = "F leaves"
     await life.do("member", "demote", life.own, "F", "--force")
     await life.do("member", "remove", life.own, "F")

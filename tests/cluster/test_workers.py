@@ -135,7 +135,9 @@ async def test_long_reads_of_a_client_that_has_gone_leave_their_workers(cluster:
 
 
 async def test_rows_of_all_long_statements_count_towards_the_limit_of_their_transaction(cluster: LocalCluster) -> None:
-    """Without that, the node would keep rows without limit, and COMMIT would fail instead of the statement."""
+    """If the rows did not count, the node would keep rows without limit, and COMMIT would fail instead of the
+    statement.
+    """
     await ready(cluster)
     async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
         await client.execute("CREATE TABLE big(id INTEGER PRIMARY KEY, v BLOB)")
@@ -152,7 +154,7 @@ async def test_rows_of_all_long_statements_count_towards_the_limit_of_their_tran
 
 
 async def test_results_of_all_long_statements_count_towards_the_limit_of_their_request(cluster: LocalCluster) -> None:
-    """Without that, one request of many statements could take all memory of the node, and more than one message."""
+    """If the results did not count, one request of many statements could take all memory of the node."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
         await client.execute("CREATE TABLE single(id INTEGER PRIMARY KEY, v BLOB)")
@@ -194,7 +196,9 @@ async def test_long_requests_behave_like_short_ones(cluster: LocalCluster) -> No
 
 
 async def test_long_statements_of_open_transactions_block_no_other_request(cluster: LocalCluster) -> None:
-    """They see their own writes and their snapshot, write, fail, and lose if a row that they have read has changed."""
+    """Long statements see their transaction's writes and snapshot, write, fail, and lose if a row that they read has
+    changed.
+    """
     await ready(cluster)
     total = f"{LONG} SELECT sum(w.n) + 0 * max(i) FROM n, w WHERE w.id < 3"
     async with (

@@ -39,7 +39,7 @@ def check(found: object, wanted: object) -> None:
 
 
 def sqlmodel(place: Place) -> None:
-    """A model that is a Pydantic one as well."""
+    """Use a model that is a Pydantic model as well."""
     from sqlmodel import Field, Session, SQLModel, create_engine, select
 
     SQLModel.metadata.clear()  # clear the tables of the other run
@@ -64,7 +64,7 @@ def sqlmodel(place: Place) -> None:
 
 
 def flask_sqlalchemy(place: Place) -> None:
-    """A web application with one model."""
+    """Run a web application with one model."""
     import flask
     from flask_sqlalchemy import SQLAlchemy
 
@@ -98,7 +98,7 @@ def flask_sqlalchemy(place: Place) -> None:
 
 
 def pandas(place: Place) -> None:
-    """A frame is written, replaced, extended and read."""
+    """Write, replace, extend and read a frame."""
     import pandas as pd
     from sqlalchemy import create_engine
 
@@ -115,7 +115,7 @@ def pandas(place: Place) -> None:
 
 
 def dataset(place: Place) -> None:
-    """Tables and columns that are made by writing into them."""
+    """Make tables and columns by writing into them."""
     import dataset as library
 
     db = library.connect(place.url)
@@ -149,7 +149,7 @@ def records(place: Place) -> None:
 
 
 def celery(place: Place) -> None:
-    """A queue of tasks in the database, and their results."""
+    """Keep a queue of tasks and their results in the database."""
     from celery import Celery
     from celery.contrib.testing.worker import start_worker
 
@@ -166,7 +166,7 @@ def celery(place: Place) -> None:
 
 
 def sqlite_utils(place: Place) -> None:
-    """The file of a node is a SQLite file, and is read as one."""
+    """Read the file of a node as a SQLite file."""
     import sqlite_utils as library
 
     _some_rows(place)
@@ -177,7 +177,7 @@ def sqlite_utils(place: Place) -> None:
 
 
 def datasette(place: Place) -> None:
-    """The file of a node, as pages and JSON."""
+    """Read the file of a node as pages and JSON."""
     _some_rows(place)
     page = f"/{place.file.stem}/some.json?_shape=array"
     command = [sys.executable, "-m", "datasette", str(place.file), "--get", page]

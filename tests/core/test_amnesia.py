@@ -81,7 +81,7 @@ def test_peer_refuses_an_older_state_of_a_known_file() -> None:
 
 
 def test_put_back_file_is_recognised_after_any_growth() -> None:
-    """It is recognised by the start that it lacks, or by entries written after its last start; also after further
+    """Peers recognise the file by the start that it lacks, or by entries written after its last start; also after more
     starts.
     """
     disk, file = Disk(), File().start(b"1")

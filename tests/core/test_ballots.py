@@ -180,7 +180,7 @@ def test_ceiling_is_durable_before_any_message_leaves() -> None:
 
 
 def ended_after(net: Net) -> tuple[Txid, Txid]:
-    """B has given up Q, and learned its end at a clock above that of P, which A began after Q."""
+    """Let B give up Q, and learn its end at a clock above that of P, which A began after Q."""
     older = begin(net, "B", "Q", approvers="C")
     state(net, "A").clock.adjust(older.clock + 10)
     younger = begin(net, "A", "P", approvers="")

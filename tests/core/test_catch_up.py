@@ -40,10 +40,7 @@ def checks(net: Net, sender: str) -> list[Check]:
 
 
 def acknowledged_without_a(settings: Settings = ASKS_FEW) -> Net:
-    """B's client has the answer to a commit that C has approved.
-
-    A was not asked, and neither A nor C has the COMMIT.
-    """
+    """Let C approve a commit of B whose client has the answer; A was not asked, and neither A nor C has the COMMIT."""
     net = Net("ABC", settings=settings)
     net.cut("A", "B")
     net.kept = set(TELLS_COMMITS)

@@ -220,7 +220,7 @@ def test_only_a_forgotten_transaction_of_this_node_is_rolled_back_when_asked_abo
 
 
 def test_node_not_accepted_by_a_majority_rolls_no_transaction_back() -> None:
-    """Its file may be an older copy, and the newer one may have the commit."""
+    """The node's file may be an older copy, and the newer file may have the commit."""
     net, txid = forgotten()
     net.flights.clear()
     net.said.clear()

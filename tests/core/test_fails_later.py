@@ -13,7 +13,7 @@ from tools.modelcheck import place
 
 
 def given_up(monkeypatch: pytest.MonkeyPatch, *, cut_off: bool) -> Net:
-    """A's attempt is known to all, its approvals are lost, A gives it up, and executing it again fails."""
+    """Let A begin a transaction at all nodes, lose its approvals and give it up; its next execution fails."""
     net = Net("ABC")
     net.kept = {Approve, Reject, Rollback}
     net.ask("A", add("one", "x", timeout_s=30.0))

@@ -135,7 +135,9 @@ def test_damaged_node_still_serves_its_journal() -> None:
 
 
 def test_damaged_node_keeps_its_promises_and_gives_up_its_own_transactions() -> None:
-    """Its own transactions end as after a crash, so that others need not wait for them; its votes on others' stay."""
+    """The node's own transactions end as after a crash, so that others need not wait for them; its votes on others'
+    stay.
+    """
     own, other = transaction("B", 1), transaction("A", 2)
     sick = Sick(WHERE, (Vote(own.txid, own, held=True), Vote(other.txid, other, held=True)))
     assert said(sick.first).count(Rollback) == 2
@@ -164,7 +166,7 @@ def test_peers_count_a_damaged_node_as_silent_despite_its_messages() -> None:
 
 
 def test_a_node_that_only_reads_reads_strictly_and_refuses_writes() -> None:
-    """Its answers count for strict reads; it leads and approves nothing."""
+    """Its peers count the node's answers for strict reads; the node leads and approves nothing."""
     sick = Sick(FITS_NOWHERE)
     assert said(sick.hear("A", Begin(transaction("A", 1).body))) == [Reject]
     assert said(sick.hear("A", Check(1, {}, NOTHING_READ, CLOCK)))
@@ -205,7 +207,7 @@ def test_worst_alarm_decides_the_mode_and_is_cleared_by_name() -> None:
 
 
 def test_alarm_and_mode_survive_encoding_and_gossip() -> None:
-    """In the node's file, and in gossip; a malformed one is refused with a typed error."""
+    """The alarm is read from its bytes, and the mode from gossip; a malformed alarm is refused with a typed error."""
     alarm = WHERE[DAMAGED_TABLES]
     assert decode_alarm(encode_alarm(alarm)) == alarm
     with pytest.raises(EntryMalformedError, match="not an alarm"):

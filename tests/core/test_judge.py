@@ -196,7 +196,7 @@ class Model:
         return voter
 
     def may_approve(self, voter: Voter, number: int, seen: tuple[int, ...]) -> bool:
-        """Tests 3, 4 and 5."""
+        """Return whether tests 3, 4 and 5 let a voter approve a rival."""
         for rival, known in enumerate(voter.rivals):
             if known.state in PENDING or (known.state == COMMITTED and rival not in seen):
                 return False
@@ -255,7 +255,9 @@ class Model:
             yield voter.set(rival, Rival(COMMITTED, False, unseen))
 
     def may_commit(self, world: World, rival: int) -> bool:
-        """Whether a rival can be committed now: by its leader, or by a recovery, to which its holders have promised."""
+        """Return whether a rival can be committed now: by its leader, or by a recovery that its holders have promised
+        it.
+        """
         leader = self.leaders[rival]
         held = [one.rivals[rival] for one in world if one.rivals[rival].state == HELD]
         its = world[leader].rivals[rival]
@@ -372,7 +374,7 @@ def make_orphan(txid: Txid) -> Transaction:
 def test_nothing_is_proposed_against_a_possible_decision_in_larger_clusters(
     voters: int, leaders: tuple[int, ...], *, whole: bool
 ) -> None:
-    """They include the smallest clusters in which an unreachable voter is counted out."""
+    """The larger clusters include the smallest ones in which an unreachable voter is counted out."""
     # With four voters, forgetting makes this search several times as long; with three it is searched, above.
     forgets = None if 0 not in leaders else False
     assert next(breaches(Model(voters, leaders, whole=whole, forgets=forgets)), None) is None
@@ -394,7 +396,7 @@ def test_five_voters_are_misled_by_a_leader_that_has_forgotten_its_own_begin() -
 
 @pytest.mark.parametrize("voters", range(1, 10))
 def test_exclusion_of_j6_changes_a_verdict_only_with_five_voters_or_more(voters: int) -> None:
-    """Without J6's exclusion the verdict is the same, for answers that hold X, or are blocked."""
+    """With fewer voters the verdict is the same without the exclusion, for answers that hold X or are blocked."""
     leader, others = NAMES[0], NAMES[1:voters]
     given = [VoterAnswer(Standing.HELD), BLOCKED_BY_Y, BLOCKED_BY_C, VoterAnswer(Standing.BLOCKED)]
     differs = False
@@ -474,7 +476,7 @@ def clauses_hold() -> None:
 
 
 def stuck(voters: int, quorum: int) -> bool:
-    """Whether two whose leaders are gone can wait for each other for ever, with as many gone as may be."""
+    """Return whether two rivals with dead leaders can wait for each other for ever, with the most dead nodes."""
     gone = (voters - 1) // 2
     if gone < 2:
         return False  # one of the leaders is in reach, and reports that it has no commit

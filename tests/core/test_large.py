@@ -60,7 +60,7 @@ def of_kind(net: Net, kind: type[T], sender: str = "") -> list[T]:
 
 
 def test_message_joined_from_its_pieces_decodes_to_the_original() -> None:
-    """For any content, its joined parts decode to it."""
+    """A message of any content decodes to itself after its parts are joined."""
     one, two = txn(1, bytes(range(256)) * 9), txn(2, b"small")
     packed = tuple((bytes(32), b"label", t.body) for t in (one, two, one))
     for message in (

@@ -107,7 +107,7 @@ def test_a_voter_approves_a_transaction_whose_base_has_the_first_label_alone(sto
 
 
 def test_base_with_a_place_only_in_the_journal_covers_its_commit(story: Story) -> None:
-    """A restart reads only some entries: the one at the first place may not be among them, or may be damaged."""
+    """A restart reads only some entries: an entry at the first place may not be among them, or may be damaged."""
     story.window.known.clear()
     made = make("C", story.ms - 300, HOT, {"C": LAST - 1})
     story.journal[made.txid] = [("C", LAST), ("A", 2)]

@@ -197,7 +197,7 @@ def test_question_about_every_key_has_no_answer_if_voters_leave_while_it_is_aske
 
 
 def test_amnesiac_voter_sends_no_message_that_counts() -> None:
-    """Its votes, read answers and clocks do not count; but its clock advances, and it reports known ends."""
+    """The voter's votes, read answers and clocks do not count; but its clock advances, and it reports known ends."""
     one = One(membership(0, "ABC"), lost="its file is an older one")
     before = transaction("A", 1)
     body = cbor2.dumps(AccessSet(read_points=frozenset({b"t:x\0001"})).pack())
@@ -296,7 +296,7 @@ def test_an_accusation_ends_when_the_accuser_is_removed() -> None:
 
 
 def test_removed_voter_is_not_admitted_any_more() -> None:
-    """Another file may come under its name, which has seen nothing of this node."""
+    """A file that has seen nothing of this node may come under the removed voter's name."""
     one = One(membership(0, "ABCD"))
     assert one.node.state.roster.let_in == set("ABCD")
     one.hear("A", commit(transaction("A", 1, change=membership(1, "ABC"))))
@@ -324,7 +324,7 @@ def test_reports_of_a_learners_former_file_do_not_count() -> None:
 
 
 def test_node_with_an_older_file_never_votes_again() -> None:
-    """Neither a new link from the accusing peer nor a restart changes that, because the file records the accusation."""
+    """The file records the accusation, so neither a new link from the accusing peer nor a restart removes it."""
     one = One(membership(0, "ABC"))
     effects = one.step(Accused("A", "an older file", for_good=True))
     assert [effect for effect in effects if isinstance(effect, Keep)] == [Keep("lost", "an older file")]
@@ -353,7 +353,7 @@ def test_node_that_lacks_commits_of_its_own_never_votes_again() -> None:
 
 
 def test_new_node_uses_its_sponsors_membership_until_it_caught_up() -> None:
-    """Its own file still has the first membership; after it has caught up it is a member like any other."""
+    """The new node's own file has the first membership. After it has caught up, it is a member like any other."""
     told = Joining(membership(1, "AC", "B"), {"A": 1})
     one = One(membership(0, "A"), told)
     assert set(one.node.state.roster.peers) == {"A", "C"}

@@ -265,7 +265,7 @@ def test_unblocked_command_of_a_rejected_group_commits_alone() -> None:
 
 
 def test_rejected_prepared_transaction_begins_again_unchanged() -> None:
-    """Both voters hold another transaction on the same key; when that is rolled back, ours commits unchanged."""
+    """Both other voters hold a transaction on the same key; when that one is rolled back, ours commits unchanged."""
     world = Trio()
     base = world.base("A")
     first = world.submit("B", prepared(world.base("B"), writes="x"), once=False)

@@ -190,7 +190,7 @@ def test_commit_with_another_hash_is_refused() -> None:
 
 
 def test_fetched_entry_that_does_not_continue_the_timeline_is_refused() -> None:
-    """Its sender has a different timeline."""
+    """The peer that sent the entry has another version of the timeline."""
     one = One(ABC)
     good = commit(transaction("A", 1))
     assert good.body is not None
@@ -200,7 +200,7 @@ def test_fetched_entry_that_does_not_continue_the_timeline_is_refused() -> None:
 
 
 def test_missing_entries_are_requested_before_received_ones_are_applied() -> None:
-    """So the sender reads in advance, and a node that is far behind does not wait for each piece."""
+    """The sender reads the next entries ahead, so a node that is far behind does not wait for each piece."""
     one = One(ABC)
     one.step(PeerUp("C"))
     good = commit(transaction("A", 1))
@@ -257,7 +257,7 @@ def test_outcome_of_a_waiting_commit_is_not_forgotten() -> None:
 
 
 def test_joining_node_becomes_a_member_when_it_has_caught_up() -> None:
-    """Before that it answers no request: it has less than its sponsors."""
+    """The joining node answers no request before that, because it has less than its sponsors."""
     one = One(ABC, joining=Joining(ABC, {"A": 1}))
     assert one.node.state.roster.joining is not None
     one.hear("A", commit(transaction("A", 1)))
@@ -265,7 +265,7 @@ def test_joining_node_becomes_a_member_when_it_has_caught_up() -> None:
 
 
 def test_restarted_node_sets_the_floor_for_entries_outside_its_window() -> None:
-    """Its file has entries outside the window, which the node cannot compare for conflicts."""
+    """The node's file has entries outside the window, which the node cannot compare for conflicts."""
     one = Node(Recovered("B", "b", ABC, applied={"A": 3}), Settings(), lambda: 0.5, Now(0.0, WALL))
     assert one.state.commit_window.floor == {"A": 3}
 

@@ -199,7 +199,7 @@ def test_pending_finds_the_same_conflicts_as_a_full_comparison(
 
 
 def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> None:
-    """The same holds for a packed commit: no base names the timeline any more, because all have it."""
+    """No base names a retired timeline any more, because all bases have it; the rule holds for packed commits, too."""
     recent = CommitWindow()
     done = [
         transaction(clock, AccessSet(frozenset(), (), frozenset({b"k%d" % clock}))) for clock in range(1, segment + 1)

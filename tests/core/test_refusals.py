@@ -19,7 +19,7 @@ def take(command: str, level: str) -> Request:
 
 
 def one_that_a_has_not_heard_of() -> Net:
-    """B has committed a row into x, with C. A hears of it only from C, and not yet."""
+    """Let B commit a row into x with C; A hears of the commit only from C, and not yet."""
     net = Net("ABC")
     net.cut("A", "B")
     net.ask("B", add("give", "x"))

@@ -140,8 +140,8 @@ INDEX = object_range("i:rows")
 
 
 def indexed(net: Busy, *, reads: bool = False) -> None:
-    """Each row has an entry in an index. A large transaction declares a write of all index entries, and writes a row of
-    its own; with ``reads`` it has read all entries as well.
+    """Give each row an entry in an index. A large transaction declares a write of all index entries, and writes a row
+    of its own; with ``reads`` it has read all entries as well.
     """
     for place in net.places.values():
         place._execute = partial(_with_entries, net, place, place._execute, reads)  # type: ignore[method-assign]
@@ -195,7 +195,7 @@ def test_large_transaction_that_read_changed_rows_is_executed_again() -> None:
 
 
 def test_large_statement_fails_if_no_leader_holds_back() -> None:
-    """The same load without holding back fails, as reservations prevent."""
+    """Without reservations, the load of the other tests makes the large statement fail."""
     net = Busy(settings=NEVER, took_s=0.08)
     net.go_on(0.1)
     net.ask("A", total("all"))
@@ -212,7 +212,7 @@ def test_a_strict_read_of_a_busy_table_is_answered() -> None:
 
 
 def test_several_large_statements_commit_one_after_the_other() -> None:
-    """Of one leader and of several: all nodes hold back for the same reservation, but for the time of a message."""
+    """All nodes hold back for one reservation at a time, whichever leader has it, apart from the time of a message."""
     net = Busy(took_s=0.05)
     net.go_on(0.1)
     for name, command in (("A", "a1"), ("B", "b"), ("A", "a2"), ("C", "c")):

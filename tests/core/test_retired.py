@@ -185,7 +185,7 @@ def test_window_reports_dropped_commits_of_a_retired_timeline_outside_a_base() -
 
 @pytest.mark.parametrize("number", [1, SEGMENT + 1])
 def test_window_forgets_the_commits_of_a_retired_timeline(number: int) -> None:
-    """In loose and in packed commits, with and without another label, and in dropped ones."""
+    """The window forgets loose, packed and dropped commits, with and without another label."""
     window = CommitWindow()
     access_set = AccessSet(write_points=frozenset({b"t:x\0"}))
     for tick in range(1, number + 1):

@@ -21,7 +21,7 @@ def journal(net: Net, name: str = "A") -> list[Transaction]:
 
 
 def queue_at_a(net: Net, *requests: Request) -> None:
-    """One command is in flight at A, and these wait behind it."""
+    """Let these commands wait behind a command that is in flight at A."""
     net.ask("A", add("first", "x"))
     for request in requests:
         net.ask("A", request)
@@ -45,7 +45,9 @@ def test_commands_that_wait_for_one_key_share_a_transaction() -> None:
 
 
 def test_failing_command_does_not_share_a_transaction() -> None:
-    """The commands before it are committed together, it gets its own error, and the later ones go on."""
+    """The commands before the failing one are committed together, and so are the later ones; the failing one gets its
+    error.
+    """
     net = Net("ABC")
     net.ask("A", Request("rich", (Statement("add", ["x", 3]),)))
     net.run(1.0)

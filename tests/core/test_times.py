@@ -41,7 +41,9 @@ def test_closed_cut_and_safe_follow_majorities(voters: int) -> None:
 
 
 def test_learners_and_amnesiac_voters_do_not_count_for_a_majority() -> None:
-    """Neither a voter that has lost its promises nor a learner counts: two of the three others must be that far."""
+    """A voter that has lost its promises does not count, and a learner does not: two of the three others must be that
+    far.
+    """
     own = Times(9, 9, 0)
     assert times(own, [(9, 9), (0, 0)], 2, 9, None, counts=True).safe == 9
     assert times(own, [(9, 9), (0, 0)], 2, 9, None, counts=False).safe == 0

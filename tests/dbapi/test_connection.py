@@ -227,7 +227,7 @@ def test_foreign_keys_off_holds_during_schema_changes(
 def test_legacy_alter_table_keeps_the_view_of_a_rebuilt_table(
     connection: db.Connection, table: str, other: db.Connection
 ) -> None:
-    """Without it, SQLite refuses RENAME while a view names a table that is missing at that moment."""
+    """Without the PRAGMA, SQLite refuses RENAME while a view names a table that is missing at that moment."""
     legacy = "PRAGMA legacy_alter_table"
     connection.execute(f"INSERT INTO {table}(id, name) VALUES (1, 'a')")
     connection.commit()
@@ -427,7 +427,7 @@ def test_a_session_with_temporary_tables_switches_foreign_keys_off(url: str, tab
 
 
 def test_a_table_with_a_temporary_trigger_is_dropped(url: str, table: str, other: db.Connection) -> None:
-    """It was dropped in the session's own workspace only, and stayed in the database."""
+    """DROP must remove the table from the database, and not from the session's own workspace only."""
     with closing(db.connect(url, isolation_level=None)) as connection:
         connection.execute(f"CREATE VIEW {table}_seen AS SELECT 1 AS a")
         connection.execute(f"CREATE TEMP TRIGGER one AFTER INSERT ON {table} BEGIN SELECT 1; END")

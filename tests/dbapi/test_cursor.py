@@ -45,7 +45,7 @@ def test_rowcount_is_that_of_the_last_statement(connection: db.Connection, table
 
 
 def test_callproc_and_nextset_are_absent(connection: db.Connection) -> None:
-    """Both are optional in PEP 249: SQLite has no procedures, and one statement has one result."""
+    """PEP 249 makes both methods optional: SQLite has no procedures, and one statement has one result."""
     assert not hasattr(connection.cursor(), "callproc")
     assert not hasattr(connection.cursor(), "nextset")
 
@@ -121,7 +121,7 @@ def test_integer_of_5000_digits_is_a_data_error(connection: db.Connection) -> No
 
 
 def test_executemany_takes_any_iterable_and_has_no_result(connection: db.Connection, table: str) -> None:
-    """It accepts any sequence or iterator of parameters, has no result, and does nothing for an empty sequence."""
+    """``executemany`` accepts any sequence or iterator of parameters, and does nothing for an empty one."""
     cursor = connection.cursor()
     cursor.executemany(f"INSERT INTO {table}(id) VALUES (?)", ((number,) for number in range(2500)))
     assert cursor.rowcount == 2500
@@ -154,7 +154,9 @@ def test_fetchone_returns_one_row_and_then_none(connection: db.Connection, table
 
 
 def test_fetchmany_returns_as_many_rows_as_requested(connection: db.Connection, table: str) -> None:
-    """It returns as many rows as requested, by default ``arraysize`` (1 at first); at the end fewer, then none."""
+    """The default is ``arraysize``, which is 1 at first; at the end of the result ``fetchmany`` returns fewer rows,
+    then none.
+    """
     fill(connection, table)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
     assert cursor.arraysize == 1

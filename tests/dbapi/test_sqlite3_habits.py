@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_connect_accepts_the_arguments_of_sqlite3(url: str) -> None:
-    """They are accepted by position and by name, in sqlite3's order."""
+    """``connect`` accepts the arguments by position and by name, in sqlite3's order."""
     with_all = db.connect(url, 5.0, db.PARSE_DECLTYPES, "immediate", False, db.Connection, 100, True)
     assert (with_all.isolation_level, with_all.detect_types) == ("IMMEDIATE", db.PARSE_DECLTYPES)
     with_all.close()
@@ -352,7 +352,7 @@ def test_case_sensitive_like_pragma_applies_to_later_statements(url: str) -> Non
 
 
 def test_setting_a_callback_to_none_removes_it(connection: db.Connection) -> None:
-    """None means: no callback."""
+    """A program removes a callback by None, as in sqlite3."""
     seen: list[str] = []
     connection.set_trace_callback(seen.append)
     connection.execute("SELECT 1")
@@ -451,7 +451,7 @@ def test_uninitialized_connection_raises(url: str) -> None:
 
 
 def test_connection_subclass_gets_the_arguments_of_connect(url: str) -> None:
-    """As ``sqlite3.connect`` does, pass on the given arguments, by position and by name, and no others."""
+    """As in sqlite3, ``connect`` passes on the given arguments, by position and by name, and no others."""
     got: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     class Mine(db.Connection):
@@ -666,7 +666,7 @@ def test_rollback_after_a_lost_commit_hides_no_error(url: str) -> None:
 
 
 def test_executemany_that_fails_counts_the_rows_that_stay(url: str, table: str) -> None:
-    """As in sqlite3; a program may go on with the id of the row that it inserted last."""
+    """sqlite3 counts them as well; a program may continue with the id of the row that it inserted last."""
     asked = f"SELECT last_insert_rowid(), changes(), total_changes(), (SELECT count(*) FROM {table})"
     runs = (
         (f"INSERT INTO {table}(id, name) VALUES (?, ?)", [(3, "c"), (4, "d"), (5, "a"), (6, "e")]),

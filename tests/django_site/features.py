@@ -175,9 +175,7 @@ def _transactions() -> None:
     held = []
 
     def holds() -> None:
-        """The transaction only reads the row, for update; another one that changes the row in between still conflicts
-        with it.
-        """
+        """Read a row for update, while another transaction changes the row: the two conflict."""
         held.append(
             [one.last_name for one in User.objects.select_for_update().filter(username="User2").order_by("id")[:1]]
         )

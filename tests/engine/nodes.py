@@ -37,7 +37,7 @@ class TestNode:
         self.tick = recovered.applied.get(node, 0)
 
     def digest(self) -> str:
-        """The digest of the tables as of the last flush: equal on nodes that have applied the same."""
+        """Return the digest of the tables as of the last flush; nodes that have applied the same have equal digests."""
         with closing(self.engine.background.open_reader()) as reader:
             return digest(reader)
 
@@ -87,7 +87,7 @@ class TestNode:
         self.engine.sync()
 
     def tables(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Every row of every user table, with rowids, as the open batch has them."""
+        """Return every row of every user table, with rowids, as the open batch has them."""
         return contents(self.engine._db)
 
 

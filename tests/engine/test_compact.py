@@ -73,7 +73,7 @@ def test_compacted_file_keeps_content_and_no_deleted_bytes(file: Path) -> None:
 
 
 def test_compaction_through_a_link_keeps_a_node_from_the_file(file: Path) -> None:
-    """It locked the name of the link, so a node could begin on the file, whose commits the new file lacked."""
+    """A lock on the link's name would let a node begin on the file, and the new file would lack that node's commits."""
     link = file.parent / "link"
     link.symlink_to(file)
     lock = FileLock(file)

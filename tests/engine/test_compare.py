@@ -154,7 +154,7 @@ async def test_row_that_no_commit_wrote_is_found(three: Three, sql: str, table: 
 
 
 async def test_rows_are_judged_by_a_majority_of_all_members(three: Three) -> None:
-    """Of two nodes that differ, neither is right; nor is any of three that all differ."""
+    """If two nodes differ, neither counts as right; if three nodes all differ, none of them does."""
     three.damage("B", "UPDATE t SET v = 'b' WHERE id = 3")
     (one,) = (await three.compare("AB")).differences
     assert one.minority == ()

@@ -47,7 +47,7 @@ def table_facts(tables: Tables) -> dict[str, Any]:
 
 
 def schema_facts(schema: Schema) -> Any:
-    """All facts about a schema, and the children of each parent in some order."""
+    """Return all facts about a schema, and the children of each parent in some order."""
     children = {name: sorted(map(repr, foreign)) for name, foreign in schema.children.items()}
     return schema, children
 

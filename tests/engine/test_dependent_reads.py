@@ -108,7 +108,7 @@ def test_rows_that_an_update_collects_first_are_in_its_read_set(db: apsw.Connect
 
 
 def test_upsert_reads_no_row_whose_rowid_is_the_counter(db: apsw.Connection) -> None:
-    """Such a counter conflicted with the writers of the rows whose rowids were its old and its new value."""
+    """If the counter were taken for a rowid, the statement would conflict with the writers of unrelated rows."""
     db.execute("CREATE TABLE counted(id INTEGER PRIMARY KEY, name TEXT UNIQUE, n INTEGER)")
     db.execute("INSERT INTO counted VALUES (1, 'a', 5), (5, 'b', 1), (6, 'c', 1)")
     sql = "INSERT INTO counted VALUES (77, ?, 5) ON CONFLICT(name) DO UPDATE SET n = n + 1"

@@ -367,7 +367,7 @@ def test_rows_of_several_tables_are_applied_table_by_table(
 
 @pytest.mark.parametrize("rows", [2, 30])
 def test_misfit_entry_of_few_rows_is_taken_out_of_the_batch(make_node: MakeNode, rows: int) -> None:
-    """Without a savepoint: the batch is written again, and the earlier and later entries stay as they were."""
+    """The engine writes the batch again, without a savepoint; the earlier and later entries stay as they were."""
     leader, follower = make_node(), make_node("B")
     leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n)", "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID")
     leader.run(*(f"INSERT INTO t VALUES ({number}, 0)" for number in range(rows)))

@@ -38,7 +38,7 @@ def wal_of(path: Path) -> Path:
 
 
 def cut(source: Path, wal: bytes, target: Path, length: int) -> Path:
-    """The file as a power cut leaves it: the database and the first ``length`` bytes of its WAL."""
+    """Return the file as a power cut leaves it: the database and the first ``length`` bytes of its WAL."""
     target.mkdir()
     shutil.copy(source, target / "cut.db")
     (target / "cut.db-wal").write_bytes(wal[:length])
@@ -46,7 +46,7 @@ def cut(source: Path, wal: bytes, target: Path, length: int) -> Path:
 
 
 def batches_in(path: Path) -> tuple[int, int]:
-    """Batches and entries that recovery finds."""
+    """Return the batches and entries that recovery finds."""
     engine = Engine.open(path, founding=None)
     try:
         applied = engine.recover().applied.get("A", 0)

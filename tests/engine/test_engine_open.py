@@ -74,7 +74,7 @@ def test_a_hard_link_of_a_file_in_use_is_refused_in_another_container(make_node:
 def test_a_file_that_is_mounted_without_its_folder_is_refused(
     make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log would be in the container, and the last commits would be lost with it."""
+    """The file's log would be in the container, and the last commits would be lost with the container."""
     node = make_node()
     node.engine.close()
     mounts = tmp_path / "mountinfo"

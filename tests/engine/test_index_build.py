@@ -114,7 +114,7 @@ class Changes:
         return luck.choice([None, luck.randrange(9), float(luck.randrange(9)), luck.random(), "Ab ", "aB", "é", b"\0x"])
 
     def row(self) -> tuple[object, ...]:
-        """The first value is of its own, so that a unique index can be made."""
+        """Return a random row. Its first value is unique, so that a unique index can be made."""
         self.count += 1
         luck = self.luck
         texts = [None, "Ab ", "aB", "ab", "é", "x"]

@@ -159,7 +159,7 @@ def test_statement_with_surplus_values_changes_nothing(desk: Desk, is_known: boo
 
 
 def plain(desk: Desk) -> apsw.Connection:
-    """A copy without any engine, as the reference."""
+    """Return a copy on plain SQLite, as the reference."""
     db = apsw.Connection(":memory:")
     db.pragma("foreign_keys", 1)
     for statement in SCHEMA.replace(";\nEND", "@END").split(";\n"):
@@ -326,7 +326,7 @@ def test_random_interleavings_equal_plain_sqlite(tmp_path: Path, seed: int) -> N
 
 
 def test_statements_at_once_equal_statements_one_by_one(desk: Desk) -> None:
-    """The same results, row changes, access set and id of the last row, for each kind of write."""
+    """Both ways give the same results, row changes, access set and id of the last row, for each kind of write."""
     plain(desk)
     desk.node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, text)")
     texts: dict[str, list[Any]] = {

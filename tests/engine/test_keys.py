@@ -120,7 +120,7 @@ def test_values_are_converted_in_several_threads_at_once() -> None:
 
 
 def test_connection_for_conversions_outlives_the_thread_that_used_it() -> None:
-    """Its end may come in a forked child, before any hook, and would wait there for a lock of SQLite for ever."""
+    """If the connection ended in a forked child, before any hook, it would wait there for a lock of SQLite for ever."""
     used: list[weakref.ref[apsw.Connection]] = []
 
     def convert() -> None:

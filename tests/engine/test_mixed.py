@@ -74,7 +74,7 @@ LEGACY = "PRAGMA legacy_alter_table = "
 
 
 def test_legacy_alter_table_holds_for_each_alter_of_its_transaction_alone(shop: TestNode, tmp_path: Path) -> None:
-    """Afterwards RENAME writes the new name into a view again, at the nodes and in a replay."""
+    """After the transaction, RENAME writes the new name into a view again, at the nodes and in a replay."""
     shop.run("CREATE VIEW names AS SELECT name FROM item")
     on, off = f"{LEGACY}ON", f"{LEGACY}OFF"
     renames = "ALTER TABLE item RENAME TO old", "ALTER TABLE item RENAME TO other"

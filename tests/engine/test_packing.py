@@ -67,7 +67,7 @@ def test_statements_see_packed_entries_as_written(old: TestNode) -> None:
 
 
 def test_lent_reader_keeps_no_unpacked_entries(old: TestNode) -> None:
-    """It would show an entry that the file has no more."""
+    """A kept entry would be shown after it was removed from the file."""
     assert pack(old.engine) == 2
     old.save()
     read = "SELECT body FROM bedrockish_journal WHERE tick = 10"

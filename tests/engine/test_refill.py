@@ -27,7 +27,7 @@ NO_CHANGES = encode_changes([])
 
 
 def plain(_db: apsw.Connection) -> None:
-    """No plugins."""
+    """Register no plugin."""
 
 
 class Pair:

@@ -64,7 +64,7 @@ def needs(node: TestNode, sql: str) -> int:
     ],
 )
 def test_statement_needs_the_rights_of_its_tables(shop: TestNode, sql: str, role: int) -> None:
-    """The same holds the second time, after the statement was compiled for another user."""
+    """The needed role is the same the second time, when the statement is compiled already."""
     assert needs(shop, sql) == role
     assert needs(shop, sql) == role
 

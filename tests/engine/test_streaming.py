@@ -68,7 +68,7 @@ def test_stream_is_stopped_from_another_thread(desk: Desk) -> None:
 
 
 def test_access_set_of_a_stream_has_its_reads(desk: Desk) -> None:
-    """For a strict stream, a majority is asked about them."""
+    """The node asks a majority about the reads of a strict stream."""
     parts = desk.interactive.parts
     _, params, plan = compile_read(parts.executor, Statement("SELECT v FROM t WHERE id = ?", (7,)))
     snapshot = desk.interactive.readers.take_snapshot()

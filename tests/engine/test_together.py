@@ -78,14 +78,14 @@ def test_changes_of_each_request_can_be_told_apart(bank: TestNode) -> None:
 
 
 def test_merged_changes_cannot_be_told_apart(bank: TestNode) -> None:
-    """For tables with VIRTUAL columns only the final rows are known."""
+    """Only the final rows of a table with VIRTUAL columns are known."""
     prepared = together(bank, *named("INSERT INTO note(text) VALUES ('a')", "INSERT INTO note(text) VALUES ('b')"))
     assert len(prepared.joined) == 1
     assert prepared.shares == ()
 
 
 def test_only_writes_is_true_for_texts_that_have_run_as_plain_writes(bank: TestNode) -> None:
-    """It must not be a query, set a setting, ask for its transaction's properties, or change the schema."""
+    """A text must not be a query, set a setting, ask for its transaction's properties, or change the schema."""
     insert = "INSERT INTO account(id, owner, balance) VALUES (?, ?, 0)"
     assert not bank.engine.only_writes([ADD])
     bank.prepare(ADD)

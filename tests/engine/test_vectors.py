@@ -172,7 +172,7 @@ def test_vec1_model_from_a_query_is_refused(pair: Pair) -> None:
 
 
 def test_training_accepts_a_bounded_number_of_vectors(pair: Pair) -> None:
-    """Its time grows with the square of their number, and nothing can interrupt it."""
+    """The time of a training grows with the square of the number of vectors, and nothing can interrupt it."""
     many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT vec1_train({}) FROM n"
     assert pair.query(many.format(vector_modules.TRAINING_VECTORS, "zeroblob(16)"))
     for query in (

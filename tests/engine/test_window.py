@@ -45,7 +45,7 @@ def start(node: TestNode, safe: int) -> Node:
 
 
 def asked(node: TestNode, row: int, base: Vector) -> Transaction:
-    """A transaction that writes the same keys as the entry of a row."""
+    """Return a transaction that writes the same keys as the entry of a row."""
     access_set = AccessSet(write_points=node.entries[row - 1].transaction.access_set.write_points)
     return Transaction(Txid(99, "B"), base, 0, 1, 0, "mine", "serializable", ROWS, access_set, b"", b"")
 

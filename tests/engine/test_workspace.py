@@ -152,7 +152,7 @@ def test_worker_returns_the_same_as_the_loop(
 def test_workspace_sees_its_snapshot_while_others_commit_and_the_wal_restarts(
     node: TestNode, workspace: Workspace
 ) -> None:
-    """Both connections show the snapshot of ``begin``, however the file changes."""
+    """Both connections of the workspace show the snapshot of ``begin``, however the file changes."""
     draw = random.Random(5)
     engine = node.engine
     question = "SELECT group_concat(id || name || age) FROM (SELECT * FROM person ORDER BY id)"

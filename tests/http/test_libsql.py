@@ -246,7 +246,7 @@ def test_text_as_a_rowid_has_sqlites_code(node: Asker) -> None:
 
 
 def test_changes_is_0_after_a_broken_constraint(node: Asker) -> None:
-    """As in SQLite, in a transaction and outside of one."""
+    """SQLite returns 0 as well, in a transaction and outside of one."""
     table = "CREATE TABLE counted(a PRIMARY KEY)"
     texts = ["INSERT INTO counted VALUES (1), (2)", "INSERT INTO counted VALUES (3), (1)", "SELECT changes()"]
     answer = pipeline(node, *map(execute, (table, *texts, "BEGIN", "DELETE FROM counted", *texts[1:2] * 2, texts[2])))
@@ -258,7 +258,7 @@ def test_changes_is_0_after_a_broken_constraint(node: Asker) -> None:
 
 
 def test_write_whose_result_json_cannot_express_has_happened(node: Asker) -> None:
-    """Its error code does not claim that the statement was not executed."""
+    """The error code of the answer does not claim that the statement was not executed."""
     made, done, found = pipeline(
         node,
         execute("CREATE TABLE IF NOT EXISTS unsaid(x)"),

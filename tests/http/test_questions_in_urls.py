@@ -91,7 +91,9 @@ def test_malformed_url_queries_name_the_mistake(node: Asker, query: str, says: s
 
 
 def test_command_ids_that_are_not_utf_8_are_refused(node: Asker) -> None:
-    """Both ids would become the replacement character, and the second statement would get the first one's answer."""
+    """If they were decoded, both ids would be the replacement character, and the second statement would get the first
+    one's answer.
+    """
     for name in ("%ff", "%fe"):
         reply = node(f"/db/execute?command={name}", ["SELECT 1"])
         assert (reply.status, "not UTF-8" in reply.json["message"]) == (400, True)

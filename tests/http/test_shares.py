@@ -155,7 +155,9 @@ def test_rows_of_open_transactions_of_one_caller_leave_memory_for_others(node: A
 
 
 def test_size_of_an_open_transaction_includes_its_statements_results_and_keys() -> None:
-    """Its 5,000 statements are kept in case it changes the schema, and their parameters alone could take gigabytes."""
+    """The node keeps the 5,000 statements in case the transaction changes the schema; their parameters could take
+    gigabytes.
+    """
     work = TransactionWork(serializable=True)
     work.size = 10
     work.log_statement(Logged(Statement("SELECT ?", ["x" * 1_000])), 500)

@@ -58,7 +58,7 @@ def test_stuck_reader_does_not_delay_shutdown(strict: Asker) -> None:
 
 
 def test_transaction_that_a_reader_of_the_feed_leaves_unread_counts_as_taken_memory(tmp_path: Path) -> None:
-    """It is larger than a result may be, so a stream reads it; nothing counted its bytes."""
+    """The transaction is larger than a result may be, so a stream reads it, and its bytes must count."""
     size = 12 << 20
 
     with node_with_limits(tmp_path / "small", result_bytes_max=1 << 20) as node:

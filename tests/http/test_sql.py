@@ -208,8 +208,8 @@ def lines(body: bytes) -> list[object]:
 
 
 def test_a_stream_has_a_line_for_each_row(node: Asker) -> None:
-    """The last line says that the result is complete, or has an error; a statement that cannot begin is an ordinary
-    error.
+    """The last line says that the result is complete, or has an error; a statement that cannot begin gets an error
+    status and no stream.
     """
     many = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT ?) SELECT i, x'00', printf('%0500d', i)"

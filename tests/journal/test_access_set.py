@@ -34,7 +34,9 @@ def expand(some: frozenset[bytes], spans: tuple[Range, ...]) -> set[bytes]:
 
 
 def model(left: AccessSet, right: AccessSet) -> bool:
-    """A write of one is a read or write of the other; ranges in this key space always contain a key of it."""
+    """Return whether one writes a key that the other reads or writes; each range has at least one key of this key
+    space.
+    """
     left_writes = expand(left.write_points, left.write_ranges)
     right_writes = expand(right.write_points, right.write_ranges)
     left_all = left_writes | expand(left.read_points, left.read_ranges)

@@ -200,7 +200,7 @@ def test_the_first_snapshot_of_a_short_journal_is_proven_by_an_older_backup(tmp_
 
 
 def test_new_continuous_backup_is_restored_as_it_is(tmp_path: Path) -> None:
-    """Its one snapshot is later than its complete part, and its journal may have lost its beginning."""
+    """The backup's one snapshot is later than its complete part, and its journal may have lost its beginning."""
     kept = Kept(tmp_path)
     kept.live()
     complete(kept.node, kept.world.clock - 3)

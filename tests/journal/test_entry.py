@@ -174,7 +174,7 @@ def test_changes_are_encoded_as_one_array_whatever_the_pieces(monkeypatch: pytes
 
 
 def test_head_of_an_array_is_encoded_as_in_cbor() -> None:
-    """At every length at which they become longer."""
+    """The heads are compared at every number of items at which a head becomes longer."""
     for count in (0, 1, 23, 24, 255, 256, 65_535, 65_536):
         assert cbor2.dumps([None] * count) == head(4, count) + b"\xf6" * count
     assert head(4, (1 << 32) - 1) == b"\x9a\xff\xff\xff\xff"

@@ -298,7 +298,7 @@ def test_pack_is_found_by_each_of_its_places(world: World) -> None:
 
 
 def test_entry_that_would_not_unpack_stays_unpacked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Afterwards only the pack would have its entries."""
+    """After the packing, only the pack would have the bytes of its entries."""
     db = world.nodes["A"].db
     upto = {leader: tick - 1 for leader, tick in store.applied(db).items()}
     run = next_run(db, upto, EVER, {})

@@ -63,7 +63,7 @@ def test_two_journals_with_different_gaps_suffice_together(world: World, tmp_pat
 
 
 def test_journals_of_two_clusters_are_not_replayed_together(world: World, tmp_path: Path) -> None:
-    """Their entries have the same places, so a replay would take them from either."""
+    """Entries of both clusters have the same places, so a replay would take them from either."""
     (tmp_path / "other").mkdir()
     other = World(tmp_path / "other", 99, ("A", "B", "C", "D")).run(10)
     for draw in (None, Random(0).random):

@@ -37,7 +37,7 @@ def bootstrap(path: Path) -> bytes:
 
 
 def written(folder: Path, lived: Lived) -> list[Path]:
-    """A directory with the backup of the middle as its snapshot and the rest in three segments."""
+    """Return a directory with the backup of the middle as its snapshot and the rest in three segments."""
     folder.mkdir()
     snapshot = copy(lived.backup, folder / "snapshot-000001.db")
     db = open_readonly(snapshot)
@@ -129,7 +129,7 @@ class OneNode:
 
 
 def begun(folder: Path, node: Path) -> Path:
-    """A directory whose snapshot was made before anything was committed."""
+    """Return a directory whose snapshot was made before the first commit."""
     folder.mkdir()
     snapshot = copy(node, folder / "snapshot-000001.db")
     complete(snapshot, 0)

@@ -285,7 +285,7 @@ def test_journal_read_ends_before_a_damaged_entry(db: apsw.Connection) -> None:
 
 
 def test_clock_before_keeps_the_newest_entries_by_number_and_bytes(db: apsw.Connection) -> None:
-    """They are counted by number and by bytes; a second label does not count."""
+    """``clock_before`` counts the entries and their bytes; a second label does not count."""
     entries = [make("A", 1, 10)]
     for tick in range(2, 6):
         entries.append(make("A", tick, 10 * tick, entries[-1].hash, body=bytes(1_000)))

@@ -60,7 +60,7 @@ def test_unfinished_transaction_in_a_folder_that_is_only_read_is_not_read(
 
 
 def test_file_that_cannot_be_rolled_back_names_the_files_to_copy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This user may not write it."""
+    """The user of the command may not write the file."""
     leave_unfinished(file)
     monkeypatch.setattr(store, "roll_back", lambda *_: False)
     with pytest.raises(FileUnreadableError, match="copy it and its -wal and -journal to a directory of yours"):

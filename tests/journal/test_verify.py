@@ -314,7 +314,7 @@ def test_a_command_that_is_in_one_transaction_twice_is_found(world: World) -> No
 
 
 def test_unreadable_entry_is_reported_once(world: World) -> None:
-    """Its commands are unknown, so extra commands in the table do not count as a second fault."""
+    """The commands of the entry are unknown, so extra commands in the table do not count as a second fault."""
     joined_to(world, "first", "second", "third")
     tamper(world, "A", "UPDATE bedrockish_journal SET body = x'00' WHERE command = 'first'")
     assert checks(world, "A") == {"bytes", "hash"}

@@ -223,7 +223,7 @@ class World:
             node.settle(self.draw)
 
     def step(self) -> None:
-        """One random transaction at a random node, on a row whose last commit that node has seen; some get adopted."""
+        """Make a random transaction at a random node, on a row whose last commit it has seen; some are adopted."""
         leader = self.draw.choice(self.names)
         node = self.nodes[leader]
         row = self.draw.randrange(12)
@@ -245,7 +245,9 @@ class World:
             self.nodes[self.draw.choice(self.names)].settle(self.draw)
 
     def adopted(self, leader: str, transaction: Transaction) -> Entry:
-        """The leader commits, falls silent, another adopts, and the leader's label turns up after all."""
+        """Let a leader commit and fall silent, and another node adopt the transaction before the leader's label
+        arrives.
+        """
         entry = self.entry(leader, transaction)
         self.nodes[leader].take(entry)
         adopter = self.nodes[self.draw.choice([name for name in self.names if name != leader])]

@@ -20,7 +20,7 @@ def refusal(database: Path) -> str:
 
 
 def test_program_without_descriptors_is_told_the_limit(node: LocalNode) -> None:
-    """It was advised to start the node, which runs."""
+    """The advice to start the node would be wrong: the node runs."""
     assert not refusal(node.database)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     held, told = list[int](), set[str]()

@@ -114,7 +114,9 @@ def test_shared_memory_of_an_open_file_is_not_copied_by_its_program(node: LocalN
 
 
 def test_programs_killed_at_any_point_leave_no_state_at_the_node(node: LocalNode, alone: LocalCluster) -> None:
-    """In the midst of statements, of COMMIT and of its answer: all of a transaction is there, or nothing."""
+    """A kill may come in the midst of statements, of COMMIT or of its answer; a transaction is there completely, or not
+    at all.
+    """
     luck = random.Random(34)
     with bedrockish.connect(alone.url()) as db:
         db.execute("CREATE TABLE pair(id INTEGER PRIMARY KEY, b)")

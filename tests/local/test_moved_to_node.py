@@ -81,7 +81,7 @@ def test_moved_transaction_with_another_result_is_lost(db: Connection, other: Co
 def test_transaction_that_is_too_long_to_move_goes_on_without_the_statement(
     db: Connection, table: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was rolled back, and its later steps and its COMMIT named a node that was gone."""
+    """The transaction stays open in the program, where its later steps and its COMMIT run."""
     monkeypatch.setattr(transaction, "LOG_MAX", 2)
     opened = db.begin()
     for number in range(3):
@@ -112,7 +112,9 @@ def test_first_statements_that_are_too_many_to_move_leave_the_transaction_open(
 def test_strict_write_that_reads_the_clusters_tables_writes_nothing_before_it_moves(
     db: Connection, table: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ran twice here, and its own row was in its way."""
+    """If the statement wrote its row in the program first, the same statement at the node would find the row in its
+    way.
+    """
     monkeypatch.setattr(transaction, "LOG_MAX", most)
     opened = db.begin(read="strict")
     for number in range(3):

@@ -672,7 +672,7 @@ def test_threads_share_a_connection(db: Connection, table: str) -> None:
 
 
 def test_forked_child_opens_its_own_connection(node: LocalNode, table: str, db: Connection) -> None:
-    """Both processes keep their locks, and read the right rows."""
+    """Parent and child keep their locks, and read the right rows."""
     code = f"""
 import os, sys, bedrockish
 from bedrockish.local.reads import LocalReads

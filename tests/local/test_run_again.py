@@ -214,7 +214,7 @@ def test_old_pages_move_from_memory_to_a_file_when_a_transaction_grows(
     ],
 )
 def test_transaction_goes_on_after_a_text_with_a_lone_surrogate(node: LocalNode, table: str, text: str) -> None:
-    """From the second time on, the statement raised Python's own error, and the transaction was lost."""
+    """Each run of the statement raises the same error; an error of Python would lose the transaction."""
     sql = text.format(table)
     with bedrockish.connect(node.database) as db:
         db.execute(SCHEMA.format(table))

@@ -289,7 +289,9 @@ def test_function_that_runs_a_statement_in_the_transaction_that_calls_it_is_refu
 
 
 def test_connection_that_an_exception_leaves_to_no_one_is_closed(node: LocalNode, table: str) -> None:
-    """It would hold its snapshot for ever: SQLite's functions and tables must not refer to it."""
+    """An open connection would hold its snapshot for ever: SQLite's functions and tables must not refer to the
+    connection.
+    """
     published = Published(str(node.database))
     facts = published.facts()
     made = connections.connect(published, facts)

@@ -152,7 +152,7 @@ def test_transaction_goes_on_after_its_first_temporary_object(
 def test_transaction_that_is_too_long_for_its_first_temporary_object_tells_the_reason(
     db: Connection, alone: LocalCluster, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It named rows that another transaction had changed."""
+    """The error names the length of the transaction, and no rows that another transaction has changed."""
     monkeypatch.setattr(transaction, "LOG_MAX", 2)
     with bedrockish.connect(alone.url()) as other:
         opened = db.begin()

@@ -255,7 +255,7 @@ def test_programs_and_node_give_each_row_its_own_id(
 
 
 def test_ids_of_a_transaction_that_was_rolled_back_are_given_again(db: Connection, table: str) -> None:
-    """As SQLite does; and a table that was made again begins again, whatever the program had leased before."""
+    """SQLite does so, too. A table that was made again begins again, whatever the program had leased before."""
     insert, found = f"INSERT INTO {table}i(a) VALUES (1) RETURNING id", list[Any]()
     for _ in range(2):
         db.execute(f"CREATE TABLE {table}i(id INTEGER PRIMARY KEY, a)")
@@ -378,7 +378,7 @@ def test_transaction_covers_the_token_of_its_session(db: Connection, other: Conn
 def test_transaction_that_is_open_for_too_long_is_rolled_back(
     db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its snapshot blocks the node's checkpoints; the thread that releases idle snapshots ends it."""
+    """The transaction's snapshot blocks the node's checkpoints; the thread that releases idle snapshots ends it."""
     monkeypatch.setattr(transactions, "OPEN_S", 0.3)
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
@@ -549,7 +549,7 @@ def test_commit_after_a_restart_of_the_node_did_not_happen(tmp_path: Path) -> No
 
 
 def test_first_commit_after_a_restart_reaches_the_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if no thread has read the end of the link to the earlier process yet."""
+    """The COMMIT arrives also if no thread has read the end of the link to the earlier process yet."""
     monkeypatch.setattr(socket_driver, "TICK_S", 60.0)
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(cluster.wait_ready, 0)

@@ -110,7 +110,9 @@ def test_table_of_states_covers_every_local_event(state: ConnectionState) -> Non
 
 @pytest.mark.parametrize("state", ConnectionState)
 def test_table_of_states_covers_every_remote_event(state: ConnectionState) -> None:
-    """The same table holds for the other end, whose illegal moves are RemoteProtocolErrors with an answer."""
+    """The table of the local events holds for the other end, whose illegal moves are RemoteProtocolErrors with an
+    answer.
+    """
     for event_type in set(EVENTS) - {Closed}:
         connection = in_state(state, Side.ACCEPTER)
         if state is ConnectionState.CLOSED:

@@ -380,7 +380,7 @@ class _Far:
 
 
 async def test_no_plain_text_goes_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even a HELLO, which may hold a password: any send on this stream fails the test."""
+    """A HELLO may hold a password, so any send on this stream fails the test."""
 
     async def connect(_host: str, _port: int) -> _Far:
         return _Far()

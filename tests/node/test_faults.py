@@ -677,7 +677,7 @@ async def test_node_stopped_while_programs_read_leaves_one_file(
 
 
 async def test_a_broken_workspace_leaves_no_row_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its request may have failed right before it released the lock itself."""
+    """The workspace's request may have failed right before it released the lock itself."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)

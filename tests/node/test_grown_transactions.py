@@ -203,7 +203,7 @@ async def test_moved_transaction_fails_at_its_next_statement_if_a_read_row_has_c
 async def test_moved_transaction_fails_at_commit_if_a_row_changed_before_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its workspace shows the row as it was when the transaction moved."""
+    """The transaction's workspace shows the row as it was when the transaction moved."""
     async with a_client(tmp_path, monkeypatch) as client:
         await client.move()
         await client.other("UPDATE t SET x = 0 WHERE id = 2")
@@ -411,7 +411,7 @@ async def test_snapshot_transaction_makes_no_temporary_table_on_a_later_snapshot
 async def test_transaction_that_ends_while_it_moves_to_temporary_tables_leaves_them_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread would begin on a connection that the session's next transaction uses."""
+    """The thread of the ended transaction would begin on a connection that the session's next transaction uses."""
     async with a_client(tmp_path, monkeypatch) as client:
         await client.step(BEGIN, Statement("CREATE TEMP TABLE few AS SELECT id FROM t"), temporary="+one")
         await client.step(COMMIT)

@@ -175,7 +175,7 @@ def test_missing_and_empty_files_are_not_a_nodes_file(tmp_path: Path) -> None:
 
 
 def test_a_file_of_a_newer_release_is_not_opened(tmp_path: Path) -> None:
-    """Its content could be misread."""
+    """This release could misread the file's content."""
     path = tmp_path / "a.db"
     newer = Membership(0, {"A": Member("A", "h:1")}, "id", LEVEL + 1)
     Engine.open(path, founding=Founding("A", newer, "store")).close()

@@ -22,7 +22,7 @@ def never(damage: DamagedError) -> None:
 
 @pytest.mark.parametrize("error", [UnavailableError("cannot be copied"), apsw.IOError("disk I/O error")])
 async def test_failed_checkpoint_is_tried_again_after_a_pause(error: Exception, autojump_clock: MockClock) -> None:
-    """Each batch began another checkpoint: the log got a hundred lines a second while the disk could not be read."""
+    """Without the pause each batch would begin a checkpoint, and log its error, as long as the disk cannot be read."""
     began: list[float] = []
 
     def fail() -> None:
@@ -54,7 +54,7 @@ async def test_failed_checkpoint_is_tried_again_after_a_pause(error: Exception, 
 def test_limit_of_the_machine_is_reported_as_a_limit(
     error: Exception, kind: type[BedrockishError], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of hundreds in a second one is logged, and none is a bug to report."""
+    """The node logs one of hundreds of such errors in a second, and calls none of them a bug to report."""
     faults = Faults(Counter(), never)
     for _ in range(300):
         told = faults.caught("a fetch", error)

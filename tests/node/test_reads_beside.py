@@ -78,7 +78,7 @@ async def come(blocked: BlockedMethod) -> None:
 
 @asynccontextmanager
 async def writing(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """While a thread writes a large transaction; after that the transaction is answered."""
+    """Let a thread write a large transaction during the block; after the block the transaction is answered."""
     blocked = BlockedMethod(node.engine.entries, "apply", monkeypatch)
     node.ask("large", f"INSERT INTO t {ALL}")
     await come(blocked)

@@ -50,7 +50,7 @@ async def test_steps_receive_awaited_results_and_errors() -> None:
 
 
 async def test_abandoned_steps_release_their_resources() -> None:
-    """They do so with and without a waiting caller."""
+    """Steps release them with and without a waiting caller."""
     seen: list[str] = []
     with trio.move_on_after(0) as scope:
         await steps.run(counting(seen, 1))

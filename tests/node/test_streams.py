@@ -92,9 +92,10 @@ async def test_strict_stream_reads_at_the_confirmed_moment(tmp_path: Path) -> No
 async def test_stream_compiles_its_statement_when_no_thread_has_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both compiled on one connection, and the stream was refused for the thread's BEGIN.
+    """Two threads that compile on one connection share its authorizer: the stream could be refused for the thread's
+    BEGIN.
 
-    Or the thread's BEGIN was refused, and the node ended: "the database file failed: not authorized".
+    Or the thread's BEGIN could be refused, and the node would end: "the database file failed: not authorized".
     """
     desk = Desk(tmp_path / "A.db")
     desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")

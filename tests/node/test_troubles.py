@@ -29,7 +29,7 @@ WELL: dict[str, Any] = {
 
 
 def others(**changes: Any) -> dict[str, Any]:
-    """The status in which B is different."""
+    """Return the status in which B has these changes."""
     return {"nodes": {**WELL["nodes"], "B": {**NODE, **changes}}}
 
 

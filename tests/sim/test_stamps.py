@@ -33,7 +33,7 @@ def test_stamp_check_reports_a_clock_that_is_not_later() -> None:
 
 
 def test_old_and_interactive_stamps_are_exempt() -> None:
-    """Their clocks may be old ones."""
+    """The clock of a repeated command and of an interactive transaction may be an old one."""
     calls = [asked("a", 0, 1, 10), asked("b", 2, 3, 9, again=True), asked("c", 2, 3, 8)]
     assert late_stamp(calls, nowhere, {"c"}) == (1, "")
     assert late_stamp([asked("a", 0, 1, 10), asked("b", 2, 3, 9)], nowhere, {"a"}) == (1, "")

@@ -119,7 +119,7 @@ def test_passwords_are_not_shown() -> None:
 
 
 def read_with_options(cluster: LocalCluster) -> None:
-    """Options may have the login, which Spark hides in its output; without one the node refuses the read."""
+    """Read with the login in options, which Spark hides in its output; without a login the node refuses the read."""
     url = f"bedrockish://127.0.0.1:{cluster.nodes[0].port}"
     found = read(url, user="ann", password=PASSWORD, columns="leader,tick")
     assert found == read(cluster.nodes[0].database, columns="leader,tick")
@@ -134,7 +134,7 @@ def read_with_options(cluster: LocalCluster) -> None:
 
 
 def odd_values_survive(path: object) -> None:
-    """From a client through the wire, the node, its journal and the data source, to the value and its type."""
+    """Send odd values through a client, a node, its journal and the data source; compare the values and their types."""
     rows = [parse_row(row["after"]) for row in read(path, table="changes", tables="odd")]
     found = {row["id"]: row["value"] for row in rows}
     assert [repr(found[number]) for number in range(len(ODD))] == [repr(value) for value in ODD]

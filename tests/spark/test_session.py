@@ -1,4 +1,4 @@
-"""The messages where Spark cannot start, and the command line that needs it."""
+"""The errors on a machine where Spark cannot start, and the command ``bedrockish audit``."""
 
 import builtins
 import importlib.util

@@ -199,7 +199,9 @@ def test_read_of_a_journal_that_was_cut_after_the_plan_is_an_error(tmp_path: Pat
 def test_stream_from_an_older_copy_of_its_file_raises_after_a_while(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited for ever. A node that is filled again lacks the newest entries for a moment only."""
+    """A node that is filled again lacks the newest entries for a moment only; an older copy would keep the stream
+    waiting for ever.
+    """
     path = Path(shutil.copy(files[1], tmp_path / "B.sqlite"))
     reader = stream(path)
     end = offsets(reader, ReadAllAvailable())[-1]
@@ -223,7 +225,7 @@ def test_stream_from_an_older_copy_of_its_file_raises_after_a_while(
 
 
 def test_stream_of_another_table_does_not_continue_a_checkpoint(tmp_path: Path) -> None:
-    """Its batches had the rows of both tables, and those of each lacked what the other had."""
+    """The batches would have rows of both tables, and those of each table would lack a part."""
     path = honest(20).write(tmp_path)[0]
     first, second = stream(path), stream(path, table="changes")
     begin, end = offsets(first, ReadAllAvailable())

@@ -205,7 +205,7 @@ def downgrade():
 
 @pytest.mark.cluster
 def test_alembic_migrates_there_and_back(engine: Engine, tmp_path: Path) -> None:
-    """Two revisions, forward and back: tables with rows, then a new column and a batch that copies the table."""
+    """Alembic runs two revisions up and down: the first makes tables, the second adds a column and copies a table."""
     (tmp_path / "versions").mkdir()
     for name, content in (("env.py", ENV), ("versions/first.py", FIRST), ("versions/second.py", SECOND)):
         (tmp_path / name).write_text(content)

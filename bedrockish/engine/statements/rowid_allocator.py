@@ -100,7 +100,7 @@ class AutoIds:
         self._stripes, self._own = stripe(node, membership.nodes)
 
     def note(self, table: str, rowid: int | None) -> None:
-        """From now on, assign only ids above this one: a transaction that may still be committed has used it."""
+        """Assign only ids above this one from now on: a transaction that may still be committed has used it."""
         if rowid is not None:
             self._highest[table] = max(rowid, self._highest.get(table, rowid))
 

@@ -45,7 +45,7 @@ def tables_with_indexes(db: apsw.Connection) -> list[str]:
 
 
 def corrupt_indexes(db: apsw.Connection) -> list[str]:
-    """Return the FTS5 indexes on tables' rows that FTS5 itself finds corrupt."""
+    """Return the FTS5 indexes with external content that fail FTS5's own integrity check."""
     query = "PRAGMA main.integrity_check({})"
     names = [one.name for one in virtual_tables(db) if one.content]
     return [name for name in names if db.execute(query.format(quote(name))).fetchall() != [("ok",)]]

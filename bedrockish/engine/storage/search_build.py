@@ -112,11 +112,11 @@ class SearchBuild(Build):
         return [], found
 
     def before(self, rowids: Iterable[int]) -> list[Row]:
-        """Of the rows that are about to change, return those that the index has, with their old values."""
+        """Return those of the rows about to change that the index has, with their old values."""
         return self._rows_of(self._db, self._indexed(rowids))
 
     def after(self, rowids: Iterable[int]) -> list[Row]:
-        """Of the rows that have just changed, return those that the index must have, with their new values."""
+        """Return those of the rows just changed that the index must have, with their new values."""
         return self._rows_of(self._db, self._indexed(rowids))
 
     def _indexed(self, rowids: Iterable[int]) -> list[int]:

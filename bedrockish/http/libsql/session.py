@@ -198,7 +198,7 @@ class LibsqlSession:
         }
 
     def _is_own(self, sql: str) -> bool:
-        """Whether a statement only changes a setting of the stream, or begins, marks or ends a transaction."""
+        """Return whether a statement only changes a setting of the stream, or begins, marks or ends a transaction."""
         if parse_begin(sql) is not None or control.parse_control(sql) is not None:
             return True
         switched = switch_of(sql)
@@ -535,7 +535,7 @@ class LibsqlSession:
 
 
 def is_readonly(sql: str) -> bool:
-    """Whether a text is libSQL's BEGIN of a transaction that only reads."""
+    """Return whether a text is libSQL's BEGIN of a transaction that only reads."""
     return sql.strip().rstrip(";").upper().split() in READONLY
 
 
@@ -578,7 +578,7 @@ def _succeeded(step: int) -> Json:
 
 
 def _means(condition: Json | None, wanted: Json) -> bool:
-    """Whether a condition is ``wanted``, alone or with the condition of newer clients that a transaction is open."""
+    """Return whether a condition is ``wanted``, alone or with newer clients' condition that a transaction is open."""
     match condition:
         case {"type": "and", "conds": [*parts]}:
             rest = [one for one in parts if one != {"type": "not", "cond": {"type": "is_autocommit"}}]

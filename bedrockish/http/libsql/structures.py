@@ -168,7 +168,7 @@ def write_value(value: Any) -> dict[str, Any]:
 
 
 def has_infinity(result: Json) -> bool:
-    """Whether a written result has an infinite number, which JSON cannot represent."""
+    """Return whether a written result has an infinite number, which JSON cannot represent."""
     return any(v["type"] == "float" and math.isinf(v["value"]) for row in result["rows"] for v in row)
 
 

@@ -180,7 +180,7 @@ class Healer:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """While the tables are damaged: examine them, report the findings, and repair; until cancelled."""
+        """Examine the tables, report the findings, and repair, while the tables are damaged; until cancelled."""
         health = self._core.state.health
         while DAMAGED_TABLES in health.alarms:
             try:

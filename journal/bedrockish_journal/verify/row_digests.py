@@ -80,7 +80,7 @@ class TouchedKeys:
     incomparable: str = ""  # the reason why no snapshot after ``upto`` can be compared; empty if one can
 
     def turn_to(self, table: str, beyond: Vector, found: "RangeDigest") -> None:
-        """Forget the keys, unless they belong to this question and to a snapshot that is not older than the last."""
+        """Forget the keys if the question has changed, or if the snapshot lacks a commit of the last one."""
         same = (self.table, self.beyond, self.schema) == (table, beyond, found.schema)
         if not same or not covers(found.vector, self.upto):
             self.table, self.beyond, self.schema = table, dict(beyond), found.schema

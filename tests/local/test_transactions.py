@@ -653,7 +653,7 @@ def test_transaction_of_a_program_has_the_bound_on_changes_of_its_node(tmp_path:
     cluster = LocalCluster(tmp_path, ("A",), settings={"limits": limits})
     with cluster.running():
         trio.run(cluster.wait_ready, 0)
-        with bedrockish.connect(cluster.nodes[0].database) as db:
+        with bedrockish.connect(f"bedrockish:///?local={cluster.nodes[0].database}&timeout=120") as db:
             db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
             with db.transaction() as transaction:
                 transaction.execute(f"INSERT INTO t VALUES (3, zeroblob({39 << 20}))")

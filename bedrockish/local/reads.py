@@ -6,6 +6,7 @@ snapshot is released within a tenth of a second, because it blocks the node's ch
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from bedrockish.local.attached import Attached
 from bedrockish.local.page import SILENT_NS, Published, PublishedFacts, now_ns
 from bedrockish.local.program_functions import End, Give, ProgramError
 from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, ReadConnection, SnapshotBlock, note_commit, seen_by
+from bedrockish.local.thread_turn import SESSIONS, TURN
 from bedrockish.sqltext.attach import Order
 
 IDLE_S = 0.1  # a snapshot that is not read for this time is released
@@ -86,6 +88,8 @@ class LocalReads:
         self._see: Callable[[Token], None] = lambda _: None
         # Ends the statement that the program runs here, for its progress handler; None if no statement runs.
         self.ending: End | None = None
+        SESSIONS[id(self)] = None
+        weakref.finalize(self, SESSIONS.pop, id(self), None)
         watch_forks(self)
         wait_at_forks(self)
 
@@ -207,7 +211,10 @@ class LocalReads:
                 return None
             self._snapshots.is_read = self._is_running = True
             try:
-                return piece.columns, reader.execute(piece.sql, params).fetchall()
+                if len(SESSIONS) < 2 or sql in reader.long_texts:
+                    return piece.columns, reader.fetch(piece.sql, params)
+                with TURN:
+                    return piece.columns, reader.fetch(piece.sql, params)
             except apsw.InterruptError:
                 raise self._interrupted() from None
             except (apsw.Error, TypeError, ValueError, OverflowError, BedrockishError):
@@ -442,6 +449,7 @@ class LocalReads:
         If a read of this thread calls the program, such as its progress handler, the read ends and closes the file.
         """
         notice_fork()
+        SESSIONS.pop(id(self), None)
         self._snapshots.is_closed = True
         with connections.lock_interrupting(self.lock, self.interrupt):
             if self._is_running:

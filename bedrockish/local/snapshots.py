@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from sys import getsizeof
+from typing import Any
 
 import apsw
 
@@ -33,6 +34,7 @@ TEXTS_MAX, TEXTS_BYTES = 2_000, 4 << 20  # the most compiled texts that are reme
 AGAIN_S = 0.1  # seconds between two attempts to open the file
 DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
 PINNED_S = 60.0  # seconds without a read after which the snapshot of a ``snapshot`` block is released
+MEASURED, LONG_S = 16, 0.0003  # one run of so many is measured; a text whose run takes longer is long
 STEPS = 4_000  # SQLite's virtual machine instructions between two checks of the deadline
 _WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
 _MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
@@ -50,6 +52,8 @@ class ReadConnection:
         self._texts: dict[str, Compiled | None] = {}
         self._limited: dict[str, Compiled | None] = {}  # statements compiled for users who may not see secrets
         self._weight = 0  # approximate bytes of both
+        self.long_texts = set[str]()  # statements that took longer than ``LONG_S`` when their time was last measured
+        self._fetched = 0
         self._schema = self._members = -1
         self._access = Access()
         db.set_progress_handler(late, STEPS)
@@ -76,11 +80,22 @@ class ReadConnection:
         piece = self._texts.get(sql)
         return None if piece is None or piece.whole_schema or piece.settings else piece
 
+    def fetch(self, sql: str, params: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Run a statement, and return its rows; now and then, note whether it is long."""
+        self._fetched += 1
+        if self._fetched % MEASURED:
+            return self.execute(sql, params).fetchall()
+        began = time.monotonic()
+        rows = self.execute(sql, params).fetchall()
+        (self.long_texts.add if time.monotonic() - began > LONG_S else self.long_texts.discard)(sql)
+        return rows
+
     def forget_texts(self) -> None:
-        """Drop the compiled statements, because functions or attached files have changed."""
+        """Drop the compiled statements, because functions, attached files or the schema have changed."""
         self._texts.clear()
         self._limited.clear()
         self._weight = 0
+        self.long_texts.clear()
 
     def end(self) -> None:
         """Release the snapshot."""

@@ -16,7 +16,7 @@ from time import monotonic
 
 from bedrockish.common.forks import call_after_fork
 
-SLICE_S = 0.005  # how long a thread may keep the turn while others wait; CPython's interval between threads
+SLICE_S = 0.001  # how long a thread may keep the turn while others wait
 IDLE_S = 0.003  # how long the first waiting thread waits without any sign that statements begin
 
 
@@ -102,3 +102,6 @@ class ThreadTurn:
 
 TURN = ThreadTurn()
 call_after_fork(TURN.clear)
+
+# The ids of the sessions that this process has open. A single session needs no turn, because it has a lock.
+SESSIONS: dict[int, None] = {}

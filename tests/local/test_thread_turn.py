@@ -3,12 +3,14 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
+from bedrockish import dbapi
 from bedrockish.client.blocking import connect
-from bedrockish.local import thread_turn
+from bedrockish.local import snapshots, thread_turn
 from bedrockish.local.thread_turn import TURN, ThreadTurn
 from tools.cluster import LocalNode
 
@@ -164,3 +166,51 @@ def test_known_statements_of_a_transaction_wait_for_the_turn_and_its_end_passes_
     assert ended(other)
     assert found == [2]
     assert not TURN._holder
+
+
+@pytest.fixture
+def reading(node: LocalNode) -> Iterator[list[int]]:
+    """The results of a thread that repeats a read on a session of its own, until the fixture ends."""
+    found, is_over = list[int](), threading.Event()
+
+    def job() -> None:
+        with closing(dbapi.connect(str(node.database))) as db:
+            while not is_over.is_set():
+                found.extend(db.execute("SELECT ?", (1,)).fetchone())
+
+    with connect(str(node.database)):  # a second session, without which reads take no turns
+        thread = started(job)
+        yield found
+        is_over.set()
+        assert ended(thread)
+
+
+def test_known_reads_of_several_sessions_take_turns(reading: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_turn, "IDLE_S", LONG_S)
+    with TURN:
+        until_waiting(TURN, 1)
+        before = len(reading)
+        time.sleep(0.01)
+        assert len(reading) == before
+    TURN.leave()
+
+
+def test_read_whose_text_was_long_waits_for_no_turn(reading: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MEASURED", 1)
+    monkeypatch.setattr(snapshots, "LONG_S", -1.0)
+    until = time.monotonic() + LONG_S / 2
+    while not reading:
+        assert time.monotonic() < until
+    monkeypatch.setattr(thread_turn, "IDLE_S", LONG_S)
+    with TURN:
+        before = len(reading)
+        while len(reading) < before + 100:
+            assert time.monotonic() < until
+    TURN.leave()
+
+
+def test_closed_sessions_need_no_turn(node: LocalNode) -> None:
+    before = len(thread_turn.SESSIONS)
+    with connect(str(node.database)), connect(str(node.database)):
+        assert len(thread_turn.SESSIONS) == before + 2
+    assert len(thread_turn.SESSIONS) == before

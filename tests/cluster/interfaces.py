@@ -35,7 +35,7 @@ class Caller:
     @property
     def url(self) -> str:
         hosts = f"127.0.0.1:{self.cluster.nodes[self.node].port}"
-        return f"bedrockish://{self.user}:{quote(self.password, safe='')}@{hosts}/?discover=no"
+        return f"bedrockish://{self.user}:{quote(self.password, safe='')}@{hosts}/?discover=no&connect_timeout={WAIT_S}"
 
     @property
     def login(self) -> str:

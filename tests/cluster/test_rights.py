@@ -148,9 +148,9 @@ def test_client_without_a_known_user_is_refused(cluster: LocalCluster) -> None:
     """Clients without a name and with an unknown name are refused."""
     for node in cluster.nodes:
         with pytest.raises(AuthenticationError):
-            connect(f"bedrockish://127.0.0.1:{node.port}/?discover=no")
+            connect(f"bedrockish://127.0.0.1:{node.port}/?discover=no&connect_timeout=40")
         with pytest.raises(AuthenticationError):
-            connect(f"bedrockish://eve:x@127.0.0.1:{node.port}/?discover=no")
+            connect(f"bedrockish://eve:x@127.0.0.1:{node.port}/?discover=no&connect_timeout=40")
         for path in ("/status", "/changes", "/metrics", "/db/query?sql=SELECT+1"):
             with pytest.raises(urllib.error.HTTPError) as caught:
                 urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}{path}", timeout=60)

@@ -184,17 +184,24 @@ async def test_body_that_comes_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyP
     listener = socket.create_server(("127.0.0.1", 0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connections.serve_connections, serve, listener, None, 60.0, set())
-        for size, is_cut in ((1, True), (8 << 10, False)):
-            async with await trio.open_tcp_stream(*listener.getsockname()) as caller:
-                found = b""
-                with trio.fail_after(60), suppress(trio.BrokenResourceError):
-                    await caller.send_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (20 * size))
-                    for _ in range(20):
-                        await trio.sleep(0.05)
-                        await caller.send_all(bytes(size))
-                    found = await caller.receive_some()
-                assert (b"whole" not in found) == is_cut
+        assert b"whole" not in await send_slowly(listener, 1)
+        found = b""
+        for _ in range(5):  # a busy machine may send a large piece late, too
+            found = found or await send_slowly(listener, 8 << 10)
+        assert b"whole" in found
         nursery.cancel_scope.cancel()
+
+
+async def send_slowly(listener: socket.socket, size: int) -> bytes:
+    """Send a body in twenty pieces of a size within a second; return the answer, if any comes."""
+    async with await trio.open_tcp_stream(*listener.getsockname()) as caller:
+        with trio.fail_after(60), suppress(trio.BrokenResourceError):
+            await caller.send_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (20 * size))
+            for _ in range(20):
+                await trio.sleep(0.05)
+                await caller.send_all(bytes(size))
+            return bytes(await caller.receive_some())
+    return b""
 
 
 async def test_unread_body_is_not_kept_during_a_streamed_reply() -> None:

@@ -25,12 +25,13 @@ def db(node: LocalNode) -> Iterator[Connection]:
         made.execute("DROP TABLE forked")
 
 
-def run(node: LocalNode, code: str) -> str:
-    """Run a program with a session ``db``; return its output."""
+def run(node: LocalNode, code: str, before: str = "") -> str:
+    """Run a program with a session ``db``; return its output. ``before`` runs before the session is opened."""
     opening = (
         "import os, sys, bedrockish\n"
         "from bedrockish.common import forks\n"
         "forks.WAIT_S = 60.0  # also on a busy machine, a fork waits as long as it should\n"
+        f"{before}\n"
         f"db = bedrockish.connect({str(node.database)!r})\n"
     )
     # Python 3.12 and later warns of each fork of a process that has threads; what may go wrong there is tested here.
@@ -117,12 +118,8 @@ def test_child_of_a_fork_that_calls_no_hooks_of_python_opens_links_of_its_own(
     told = run(
         node,
         """
-import ctypes, time, types
+import ctypes
 from bedrockish import dbapi
-from bedrockish.common import keeper
-# CPython itself hangs in the child of such a fork if another thread waits for the interpreter at that moment. So the
-# threads that maintain clients, which wake several times a second, sleep during the test.
-keeper.time = types.SimpleNamespace(sleep=lambda _: time.sleep(600), monotonic=time.monotonic)
 db.close()
 db, own, pool = bedrockish.connect(PLACE), dbapi.connect(PLACE), bedrockish.connect_pool(PLACE, size=1)
 db.execute("SELECT 1")
@@ -132,6 +129,9 @@ inside, known = db.begin(), "UPDATE forked SET v = v + ? WHERE id = 1"
 for _ in range(2):
     own.execute(known, (1,))
 inside.execute("UPDATE forked SET v = 5 WHERE id = 2")
+while len(asleep) < threading.active_count() - 1:
+    time.sleep(0.01)
+time.sleep(0.1)
 children = []
 for child in range(3):
     children.append(ctypes.PyDLL(None).fork())
@@ -163,6 +163,14 @@ for child in children:
 own.commit()
 inside.commit()
 """.replace("PLACE", repr(alone.url() if by_url else str(node.database))),
+        """
+import threading, time, types
+from bedrockish.common import keeper
+# CPython itself hangs in the child of such a fork if another thread waits for the interpreter at that moment. So the
+# threads that maintain clients, which wake several times a second, sleep during the test.
+asleep = []
+keeper.time = types.SimpleNamespace(sleep=lambda _: asleep.append(1) or time.sleep(600), monotonic=time.monotonic)
+""",
     )
     assert told == "done\n" * 3
     assert db.execute("SELECT id, v FROM forked WHERE id < 3", read="strict").rows == [(1, 2), (2, 5)]

@@ -237,7 +237,8 @@ class LocalTransactions:
         """End transactions that have been open for ``OPEN_S``, because each blocks the node's checkpoints."""
         late = time.monotonic() - OPEN_S
         for one in [one for one in list(self._open.values()) if one.since < late]:
-            one.end_late(DeadlineError(f"the transaction was open for {OPEN_S:g} s; it did not happen"))
+            why = f"the transaction was open for {OPEN_S:g} s; it did not happen: divide it, and commit each part"
+            one.end_late(DeadlineError(why))
 
     @property
     def has_any(self) -> bool:

@@ -329,10 +329,30 @@ async def test_idle_and_excess_transactions_are_ended_or_refused(cluster: LocalC
             return bool((await client.status())["open_transactions"] == 0)
 
         await until("idle transactions are ended", ended)
-        with pytest.raises(DeadlineError, match="idle"):
+        with pytest.raises(DeadlineError, match=r"idle for 5 s; .* commit before a pause"):
             await opened[0].commit()
         async with client.transaction() as tx:
             await tx.execute("INSERT INTO t VALUES (1)")
+
+
+async def test_transaction_that_is_busy_for_too_long_names_the_setting(cluster: LocalCluster) -> None:
+    await ready(cluster)
+    node = cluster.nodes[0]
+    with node.config.open("a") as config:
+        config.write("\n[timings]\nconflict_window_ms = 4000\n")
+    node.kill()
+    node.start()
+    await cluster.wait_ready(0)
+    async with open_client(cluster.url(0, only=True)) as client:
+        opened = await client.begin()
+
+        async def use_for_a_minute() -> None:
+            for _ in range(600):
+                await opened.execute("SELECT 1")
+                await trio.sleep(0.1)
+
+        with pytest.raises(DeadlineError, match=r"open for 4 s; .* raise conflict_window_ms at all nodes"):
+            await use_for_a_minute()
 
 
 async def test_open_transaction_ends_with_its_clients_link(cluster: LocalCluster) -> None:

@@ -77,6 +77,7 @@ from bedrockish_journal.model.transaction import ROWS
 logger = logging.getLogger(__name__)
 
 SHOWN_MAX, TOLD_MAX = 200, 50  # the most characters of a statement, and the most transactions, in a report
+SHORTER = "divide it, and commit each part, or raise conflict_window_ms at all nodes"
 USED_S = 1.0  # a transaction counts as used for this time after its last step
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before the loop runs other tasks
 REDO_S = 5e-6  # seconds to write one changed row again; a turn is at least as long as this takes for all rows
@@ -162,10 +163,10 @@ class Transactions:
         (idle_s, life_s), now = self._times(), time.monotonic()
         for tx in list(self._open.values()):
             if not tx.busy and now - tx.touched > idle_s:
-                why = f"the transaction was idle for {idle_s:g} s; it did not happen"
+                why = f"the transaction was idle for {idle_s:g} s; it did not happen: commit before a pause"
                 self._end(tx, DeadlineError(why))
             elif not tx.busy and now - tx.since > life_s:
-                why = f"the transaction was open for {life_s:g} s; it did not happen"
+                why = f"the transaction was open for {life_s:g} s; it did not happen: {SHORTER}"
                 self._end(tx, DeadlineError(why))
 
     def _times(self) -> tuple[float, float]:

@@ -318,6 +318,7 @@ async def test_schema_transaction_is_refused_beyond_its_limits(desk: Desk, monke
     with pytest.raises(TooLargeError, match="before it changes the schema"):
         await desk.run(work, "CREATE TABLE u(x)")
     monkeypatch.setattr(private_copy, "DRAFTS_MAX", 1)
+    monkeypatch.setattr(private_copy, "WAIT_S", 0.1)
     monkeypatch.setattr(drafts, "MEMORY_BYTES", 1 << 20)
     first, second = TransactionWork(serializable=True), TransactionWork(serializable=True)
     await desk.run(first, "CREATE TABLE u(x)")
@@ -331,6 +332,26 @@ async def test_schema_transaction_is_refused_beyond_its_limits(desk: Desk, monke
     await desk.run(second, "CREATE TABLE u(x)")
     desk.interactive.end(second)
     assert desk.node.rows("SELECT count(*) FROM t") == [(2,)]
+
+
+async def test_schema_transaction_beyond_the_limit_waits_for_another_one_to_end(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten workers that start at once, each with CREATE TABLE IF NOT EXISTS, wait for each other as on SQLite."""
+    monkeypatch.setattr(private_copy, "DRAFTS_MAX", 1)
+    monkeypatch.setattr(private_copy, "WAIT_S", 60)
+    first, second, third = (TransactionWork(serializable=True) for _ in range(3))
+    await desk.run(first, "CREATE TABLE IF NOT EXISTS t(x)")
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.run, second, "CREATE TABLE IF NOT EXISTS t(x)")
+            await trio.sleep(0.1)
+            assert second.workspace is None
+            desk.interactive.end(first)
+    with trio.move_on_after(0.1):
+        await desk.run(third, "CREATE TABLE u(x)")
+    assert third.workspace is None
+    desk.interactive.end(second)
 
 
 async def test_open_transaction_can_be_ended_while_its_statement_runs(desk: Desk) -> None:

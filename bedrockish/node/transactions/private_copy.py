@@ -3,6 +3,8 @@
 from dataclasses import replace
 from functools import partial
 
+import trio
+
 from bedrockish.api.requests import Answer, Request
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.open_transaction import ASKED_BYTES, LOG_BYTES, LOG_MAX, TransactionWork
@@ -11,6 +13,7 @@ from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction, checked
 from bedrockish.node.transactions.places import Place, Services, StatementList
 
+WAIT_S, LOOK_S = 3.0, 0.005  # how long a transaction waits for a copy, and how often it looks
 DRAFTS_MAX = 4  # most private copies at the same time; a copy may take much memory
 
 
@@ -48,18 +51,16 @@ class PrivateCopy(Place):
             ConflictError: the schema has changed, or data that the transaction has read.
             BedrockishError: as ``Draft.open``.
         """
-        self._lending.interactive.check_schema(work)
         if work.log is None:
             raise TooLargeError(
                 f"a transaction may have {LOG_MAX} statements, {ASKED_BYTES >> 20} MiB of their texts and parameters, "
                 f"and {LOG_BYTES >> 20} MiB of results before it changes the schema, and no more than its share of the "
                 "node's memory; this one has more: change the schema first, or in a transaction of its own"
             )
-        self._open = {one for one in self._open if isinstance(one.workspace, Draft)}
-        if len(self._open) >= DRAFTS_MAX:
-            raise UnavailableError(
-                f"{len(self._open)} transactions change the schema at this node now, which is its limit; try again"
-            )
+        await self._wait_for_room()
+        if work.ended:
+            raise UnavailableError("the transaction was ended while it waited; it did not happen")
+        self._lending.interactive.check_schema(work)
         before, was_over = work.workspace, work.over
         draft = Draft(self._lending.engine.connector(), work.user)
         self._open.add(work)
@@ -82,6 +83,23 @@ class PrivateCopy(Place):
         finally:
             if before is not None:
                 before.close()
+
+    async def _wait_for_room(self) -> None:
+        """Wait, as SQLite waits for its lock, until a further transaction may have a copy.
+
+        Raises:
+            UnavailableError: too many transactions have one for too long.
+        """
+        until = trio.current_time() + WAIT_S
+        while True:
+            self._open = {one for one in self._open if isinstance(one.workspace, Draft)}
+            if len(self._open) < DRAFTS_MAX:
+                return
+            if trio.current_time() >= until:
+                raise UnavailableError(
+                    f"{len(self._open)} transactions change the schema at this node now, which is its limit; try again"
+                )
+            await trio.sleep(LOOK_S)
 
     def _take_copy(self, work: TransactionWork, draft: Draft) -> None:
         if work.ended:  # the step was cancelled, too; the lender closes the copy

@@ -11,6 +11,7 @@ programs faster, and protects nothing.
 """
 
 from collections import deque
+from contextlib import suppress
 from threading import Lock, get_ident
 from time import monotonic
 
@@ -23,14 +24,16 @@ IDLE_S = 0.003  # how long the first waiting thread waits without any sign that 
 class ThreadTurn:
     """A context manager around one short statement: wait for the turn, and keep it afterwards."""
 
+    # No lock guards the attributes, because a finalizer or the handler of a signal may begin between any two operations
+    # here, and the end of the interpreter may stop a thread there. Each operation of the deque is atomic. If threads
+    # change the attributes at the same time, two run statements at the same time, or one waits some milliseconds more.
+
     def __init__(self) -> None:
-        self._guard = Lock()  # held by a thread that changes the attributes below for another thread
         self._waiting: deque[tuple[int, Lock]] = deque()  # the waiting threads, each with a lock that ends its wait
         self.clear()
 
     def clear(self) -> None:
         """Forget all threads, because a forked child does not have the threads of its parent."""
-        self._guard = Lock()
         self._waiting.clear()
         self._holder = 0  # the thread that has the turn; 0 for none
         self._is_running = False  # whether that thread runs a statement
@@ -53,51 +56,46 @@ class ThreadTurn:
 
     def leave(self) -> None:
         """Pass the turn on if this thread has it, because the thread is about to wait, or its transaction has ended."""
-        me = get_ident()
-        if self._holder == me:
-            with self._guard:
-                if self._holder == me:
-                    self._pass_on()
+        if self._holder == get_ident():
+            try:
+                thread, bell = self._waiting.popleft()
+            except IndexError:
+                self._holder, self._is_running = 0, False
+            else:
+                self._give_to(thread)
+                bell.release()
 
     def _take(self, me: int) -> None:
         """Wait until another thread passes the turn on, or runs no statements any more."""
-        with self._guard:
-            if self._holder == me:
-                self._pass_on()
-            if not self._is_running:
-                self._give_to(me)
-                return
-            bell = Lock()
-            bell.acquire()
-            mine = (me, bell)
-            self._waiting.append(mine)
-            begun, place = self._begun, len(self._waiting)
+        self.leave()
+        if not self._is_running:
+            self._give_to(me)
+            return
+        bell = Lock()
+        bell.acquire()
+        mine = (me, bell)
+        begun = self._begun
         try:
-            # By its place, so that not all the threads wake again and again.
-            while not bell.acquire(timeout=IDLE_S * place):
-                with self._guard:
-                    if mine not in self._waiting:  # the turn was passed to this thread just now
-                        return
-                    if self._begun == begun:
-                        self._give_to(me)
-                        return
-                    begun, place = self._begun, self._waiting.index(mine) + 1
+            self._waiting.append(mine)
+            while not bell.acquire(timeout=IDLE_S * self._place(mine)):
+                if self._begun == begun:
+                    self._give_to(me)
+                    return
+                begun = self._begun
         finally:  # the handler of a signal may have raised an exception
-            with self._guard:
-                if mine in self._waiting:
-                    self._waiting.remove(mine)
+            with suppress(ValueError):  # the turn was passed to this thread
+                self._waiting.remove(mine)
+
+    def _place(self, mine: tuple[int, Lock]) -> int:
+        """Return the factor of a thread's wait, by its place, so that not all the threads wake again and again."""
+        try:
+            return self._waiting.index(mine) + 1
+        except ValueError:  # the turn was passed to this thread just now
+            return 1
 
     def _give_to(self, thread: int) -> None:
         self._holder, self._is_running, self._until = thread, True, monotonic() + SLICE_S
         self._begun += 1
-
-    def _pass_on(self) -> None:
-        if self._waiting:
-            thread, bell = self._waiting.popleft()
-            self._give_to(thread)
-            bell.release()
-        else:
-            self._holder, self._is_running = 0, False
 
 
 TURN = ThreadTurn()

@@ -131,6 +131,29 @@ def test_thread_whose_wait_a_signal_ends_leaves_no_place(turn: ThreadTurn, monke
     assert ended(other)
 
 
+@pytest.mark.parametrize("method", ["_give_to", "_take"])
+def test_finalizer_or_handler_inside_the_turn_may_take_it_and_leave_it(
+    turn: ThreadTurn, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Both run between any two operations of a thread."""
+    original, calls = getattr(turn, method), list[int]()
+
+    def interrupted(thread: int) -> None:
+        if len(calls) < 2:
+            calls.append(thread)
+            with turn:
+                pass
+            turn.leave()
+        original(thread)
+
+    monkeypatch.setattr(thread_turn, "IDLE_S", 0.001)
+    monkeypatch.setattr(turn, method, interrupted)
+    assert ended(started(one_statement(turn, [], "a")))
+    assert calls
+    assert ended(started(one_statement(turn, [], "b")))
+    assert not turn._holder
+
+
 def test_turn_of_a_child_belongs_to_no_thread_of_its_parent(node: LocalNode) -> None:
     with connect(str(node.database)) as db, db.transaction() as transaction:
         transaction.execute("SELECT 1")

@@ -70,7 +70,10 @@ class Driver(Calls):
         del self._waiting[number]
         outcome = self._outcomes.pop(number)
         if isinstance(outcome, BedrockishError):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome  # a frame that refers to its error forms a cycle, which would keep the call's parameters
         return outcome
 
     async def _park(self, number: int) -> None:

@@ -160,7 +160,10 @@ class SocketDriver(Calls):
                     self._stop_reading()
             raise
         if isinstance(outcome, BedrockishError):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome  # a frame that refers to its error forms a cycle, which would keep the call's parameters
         return outcome
 
     def _await(self, number: int) -> Answered | Told | BedrockishError:

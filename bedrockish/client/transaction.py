@@ -199,9 +199,12 @@ class Transaction:
         assert self._local is not None
         told = self._local.explained(one, error) if isinstance(error, BedrockishError) else error
         self._note_error(STATEMENTS, told)
-        if told is error:
-            raise error
-        raise told from error
+        try:
+            if told is error:
+                raise error
+            raise told from error
+        finally:
+            del error, told  # a frame that refers to its error forms a cycle, which would keep the call's parameters
 
     async def _run_here(
         self, local: "LocalSteps", statements: tuple[Statement, ...], timeout_s: float | None

@@ -507,6 +507,7 @@ class Session:
 
     def _forget(self) -> None:
         self._open, self._here, self._marks, self._began_by_mark = None, None, [], False
+        self._replayed = []
 
     def _control(self, control: Control, sql: str) -> Rows:
         kind = control.kind

@@ -7,6 +7,7 @@ node holds no state of the transaction, so a program that dies leaves nothing th
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -341,6 +342,7 @@ class LocalTransaction:
             self._leave()
 
     def _leave(self) -> None:
+        self._running.break_cycle()
         self._pool.give_back(self._file_workspace)
 
     def abandon(self) -> None:
@@ -387,12 +389,12 @@ class _Statement:
     An error of SQLite that the engine has not translated becomes an error of the client; the transaction is lost.
     """
 
-    __slots__ = ("_file_workspace", "_given", "_ids", "_leave", "_reads", "_stop", "is_running", "stopped")
+    __slots__ = ("_file_workspace", "_given", "_ids", "_of", "_reads", "is_running", "stopped")
 
     def __init__(self, one: LocalTransaction, reads: LocalReads, given: GivenIds) -> None:
         self._reads, self._given, self._ids, self._file_workspace = reads, given, one.ids, one._file_workspace
         self.stopped: BedrockishError | None = None  # the error of the transaction's last ``stop``
-        self._stop, self._leave = one.interrupt, one.leave_ended
+        self._of = weakref.ref(one)  # weak, so that the rows are freed without the garbage collector
         self.is_running = False  # whether a statement runs; its thread holds the lock of the transaction
 
     def __enter__(self) -> None:
@@ -410,14 +412,17 @@ class _Statement:
             stand_still()
         self._given.ids.clear()
         self._given.is_short = False
-        self._reads.ending = self._stop
+        one = self._of()
+        assert one is not None, "its caller refers to it"
+        self._reads.ending = one.interrupt
         self.is_running = True
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._reads.ending = None
         self.is_running = False
         self._ids += self._given.ids
-        self._leave()
+        if (one := self._of()) is not None:
+            one.leave_ended()
         if isinstance(error, apsw.Error):
             raise self._failed(error) from error
 

@@ -393,8 +393,9 @@ class Executor:
             self._change = self._db.cursor().execute
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
-            said = translate(error, piece.sql, self._db.system_errno)
-            raise too_long(error, lengths, piece.sql, params) or said from error
+            number = self._db.system_errno
+            # No variable for the error: this frame would form a cycle with it, which would keep the parameters.
+            raise too_long(error, lengths, piece.sql, params) or translate(error, piece.sql, number) from error
         except UnicodeDecodeError:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:

@@ -85,9 +85,9 @@ class OverlayTransaction:
             self.workspace.leave_work()
             self.workspace.end()
             self.workspace.close()
-            self._break_cycle()
+            self.break_cycle()
 
-    def _break_cycle(self) -> None:
+    def break_cycle(self) -> None:
         """Drop the parts that refer to this object, so that its rows are freed without the garbage collector."""
         self._writer = self._interactive = None
 
@@ -394,7 +394,7 @@ def resume(
         except BedrockishError as caught:
             error = caught
         interactive.swap_out()
-        one._break_cycle()
+        one.break_cycle()
         return result, taken, error
 
     return workspace.inside(run)

@@ -95,7 +95,7 @@ class TemporaryTransaction(OverlayTransaction):
         if self._defined and self._writer is not None:
             self.executor.texts.forget()
         workspace.end()
-        self._break_cycle()
+        self.break_cycle()
 
     def open(self) -> None:
         """Repeat the changes that the transaction made on the writing connection, before it had TEMP objects.

@@ -139,6 +139,7 @@ def test_rows_written_with_definitions_leave_with_the_entry(world: World) -> Non
         "INSERT INTO person VALUES (1, 'ann@example.org')",
         "/* as before */ create INDEX person_mail ON person(mail)",
         "WITH n(x) AS (SELECT 'ann@example.org') INSERT INTO person SELECT 2, x FROM n",
+        "/* a comment */" * 40 + "INSERT INTO person VALUES (3, 'ann@example.org')",
     ]
     entries = []
     for texts in (statements, ["CREATE TABLE last(a)"]):

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS bedrockish_schema(
 )
 """
 _DEFINES = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP|ANALYZE|PRAGMA|REINDEX)\b", re.IGNORECASE | re.DOTALL
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*+(?:CREATE|ALTER|DROP|ANALYZE|PRAGMA|REINDEX)\b", re.IGNORECASE | re.DOTALL
 )
 _LATEST = "SELECT activates, state FROM bedrockish_schema ORDER BY version DESC LIMIT 2"  # at most 1 change waits
 

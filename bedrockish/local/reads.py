@@ -134,7 +134,7 @@ class LocalReads:
         note_commit(self._snapshots.origin, place, clock)
 
     def _prepare(self, db: apsw.Connection) -> None:
-        for given in self.given.values():
+        for given in list(self.given.values()):
             given(db)
         self.attached.apply_to(db)
         _KEEPER.add(self)  # starts the keeper's thread if it does not run: a fork does not copy the thread
@@ -211,7 +211,7 @@ class LocalReads:
                 return None
             self._snapshots.is_read = self._is_running = True
             try:
-                if len(SESSIONS) < 2 or sql in reader.long_texts:
+                if len(SESSIONS) < 2 or piece.sql in reader.long_texts:
                     return piece.columns, reader.fetch(piece.sql, params)
                 with TURN:
                     return piece.columns, reader.fetch(piece.sql, params)

@@ -199,7 +199,7 @@ def reading(node: LocalNode) -> Iterator[list[int]]:
     def job() -> None:
         with closing(dbapi.connect(str(node.database))) as db:
             while not is_over.is_set():
-                found.extend(db.execute("SELECT ?", (1,)).fetchone())
+                found.extend(db.execute("\n  SELECT ?", (1,)).fetchone())
 
     with connect(str(node.database)):  # a second session, without which reads take no turns
         thread = started(job)

@@ -11,6 +11,7 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.definitions import folded
 from bedrockish.errors import SqlError
 
 
@@ -44,7 +45,7 @@ def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, de
     def give(db: apsw.Connection) -> None:
         db.create_scalar_function(name, given, arguments, deterministic=deterministic)
 
-    return Give(("function", name.lower(), arguments), give)
+    return Give(("function", folded(name), arguments), give)
 
 
 class _Instance:
@@ -74,7 +75,7 @@ def aggregate(name: str, arguments: int, cls: Any) -> Give:
     def give(db: apsw.Connection) -> None:
         db.create_aggregate_function(name, _beginning(cls, "step", "finalize"), arguments)
 
-    return Give(("function", name.lower(), arguments), give)
+    return Give(("function", folded(name), arguments), give)
 
 
 def window(name: str, arguments: int, cls: Any) -> Give:
@@ -83,7 +84,7 @@ def window(name: str, arguments: int, cls: Any) -> Give:
     def give(db: apsw.Connection) -> None:
         db.create_window_function(name, _beginning(cls, "step", "finalize", "value", "inverse"), arguments)
 
-    return Give(("function", name.lower(), arguments), give)
+    return Give(("function", folded(name), arguments), give)
 
 
 def _beginning(cls: Any, *methods: str) -> Callable[[], Any] | None:
@@ -135,7 +136,7 @@ def collation(name: str, compare: Callable[[str, str], int] | None) -> Give:
     def give(db: apsw.Connection) -> None:
         db.create_collation(name, given)
 
-    return Give(("collation", name.lower()), give)
+    return Give(("collation", folded(name)), give)
 
 
 def _storable(value: Any) -> Any:

@@ -156,7 +156,7 @@ class WorkspacePool:
 
     def prepare(self, db: apsw.Connection) -> None:
         """Register the program's functions on a connection, and attach the session's files to it."""
-        for given in self.reads.given.values():
+        for given in list(self.reads.given.values()):  # another thread may register one
             given(db)
         self.attached.apply_to(db)
 

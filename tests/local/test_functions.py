@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import apsw
 import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, select, update
 
 from bedrockish import dbapi
 from bedrockish.local import connections
+from bedrockish.local.program_functions import Give
+from bedrockish.local.reads import LocalReads
+from bedrockish.local.workspace_pool import WorkspacePool
 from tools.cluster import LocalCluster, LocalNode
 
 
@@ -269,6 +273,23 @@ def test_handler_that_closes_its_connection_ends_the_statement(
     assert db.execute(f"SELECT a FROM {table} WHERE id = 1").fetchone() == ("three",)
     gc.collect()
     assert sum(connections._open.values()) <= opened, "its files are closed"
+
+
+def test_names_that_differ_in_the_case_of_other_letters_are_two_functions(db: Any, table: str) -> None:
+    """SQLite folds ASCII letters only."""
+    db.create_function("Ä", 0, lambda: "upper")
+    db.create_function("ä", 0, lambda: "lower")
+    db.execute(f"UPDATE {table} SET a = Ä() || ä()")  # on another connection, which gets all functions
+    assert db.execute(f"SELECT DISTINCT a FROM {table}").fetchall() == [("upperlower",)]
+
+
+def test_function_may_be_registered_while_a_transaction_begins(node: LocalNode) -> None:
+    with closing(LocalReads(str(node.database))) as reads:
+        late = Give(("function", "late", 0), lambda _: None)
+        reads.given["early"] = Give(("function", "early", 0), lambda _: reads.give(late))
+        with closing(apsw.Connection(":memory:")) as db:
+            WorkspacePool(reads).prepare(db)
+        assert reads.given[late.what] is late
 
 
 def test_replaced_function_or_handler_is_not_kept(db: Any, table: str) -> None:

@@ -68,6 +68,7 @@ class Node:
 
 @asynccontextmanager
 async def a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    monkeypatch.setattr(direct_reads, "TURN_S", 60.0)  # no read goes to the core because this process was held up
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
@@ -236,7 +237,6 @@ async def test_schema_change_is_visible_to_direct_reads_when_in_force(
 async def test_write_ahead_log_starts_over_under_constant_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_reads, "TURN_S", 60.0)  # no read goes to the core because this process was held up
     async with a_node(tmp_path, monkeypatch) as node:
         engine, limits = node.engine, node.engine._limits
         for part in (engine, engine.batch):

@@ -10,7 +10,6 @@ import pytest
 from bedrockish.access_sets.call_costs import LOOP_BYTES
 from bedrockish.api.requests import Statement, encode_read
 from bedrockish.errors import ForbiddenError, SqlError
-from bedrockish.node.scheduling import direct_reads
 from bedrockish_journal.model.membership import READER, UserSaid
 from tests.node.test_direct_reads import Node, a_node
 from tests.node.test_durability import request
@@ -23,7 +22,6 @@ VALUES = (None, 5, -(1 << 63), 2.5, "caf\u00e9", b"\x00\xff", "x" * 70_000)
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return the results that lookups have given so far."""
     found: list[bytes] = []
-    monkeypatch.setattr(direct_reads, "TURN_S", 60.0)  # no read goes to the core because this process was held up
 
     def note(head: bytes, rows: Any) -> bytes:
         found.append(encode_read(head, rows))

@@ -3,13 +3,13 @@
 import os
 import random
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from bedrockish.api.url import NEAREST, RANDOM, Address, Target, parse_address
 from bedrockish.client.credentials import ClientCredentials
+from bedrockish.common.pauses import monotonic
 from bedrockish.errors import ConfigError
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
@@ -24,20 +24,20 @@ def by_distance(target: Target, entry: ClientCredentials) -> tuple[Address, ...]
     hello, seconds = Hello(f"client-{os.getpid()}", target.cluster, "client"), min(MEASURE_S, target.connect_timeout_s)
 
     def measure(address: Address) -> None:
-        began = time.monotonic()
+        began = monotonic()
         try:
             link = entry.dial_socket(address, hello, seconds, LinkLimits())
         except (NetError, OSError):
             return
-        took[address] = time.monotonic() - began
+        took[address] = monotonic() - began
         link.close()
 
     threads = [threading.Thread(target=measure, args=(address,), daemon=True) for address in target.addresses]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + seconds
+    until = monotonic() + seconds
     for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, until - monotonic()))
     known = dict(took)  # a copy: threads of slower nodes may still add to ``took`` during the sort
     return tuple(sorted(target.addresses, key=lambda address: known.get(address, float("inf"))))
 

@@ -29,6 +29,7 @@ from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, PING, ROLLBACK, STATEMENTS
 from bedrockish.client.calls import Calls
 from bedrockish.client.sansio.core import INHERITED
 from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.common.pauses import monotonic
 from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
@@ -125,7 +126,7 @@ class LocalSteps:
             ConflictError: other transactions changed the rows in each try, until the timeout.
             BedrockishError: see ``LocalTransactions.read``.
         """
-        until, tries = time.monotonic() + request.timeout_s, 0
+        until, tries = monotonic() + request.timeout_s, 0
         while await self._return_to_file_node():
             token = self._session._core.token
             asked = replace(request, token=token)
@@ -134,14 +135,14 @@ class LocalSteps:
             if found is None:
                 return None
             results, prepared, seen = found
-            last, left_s = replace(asked, statements=(), read_only=True, token=Token()), until - time.monotonic()
+            last, left_s = replace(asked, statements=(), read_only=True, token=Token()), until - monotonic()
             try:
                 await self._session._call(Step(0, last, COMMIT, encode_prepared(prepared)), max(left_s, 0.05))
             except ConflictError:
                 tries += 1
                 if tries >= STRICT_TRIES and not self.transactions.pool.has_own:
                     return None
-                if time.monotonic() >= until:
+                if monotonic() >= until:
                     raise
                 await self._session._in_place(time.sleep, AGAIN_S)  # wait: the newer rows are not durable yet
                 continue
@@ -162,7 +163,7 @@ class LocalSteps:
         """Return whether the session's calls go to the node of the file; try to return to that node first."""
         if self._is_at_file_node():
             return True
-        now = time.monotonic()
+        now = monotonic()
         if now < self._back_at or not await self._session._in_place(self.transactions.is_served):
             return False
         self._back_at = now + BACK_S

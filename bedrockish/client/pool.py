@@ -7,7 +7,6 @@ A session that is lent sees all commits that the sessions returned before had se
 
 import queue
 import threading
-import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -24,6 +23,7 @@ from bedrockish.client.in_thread import run
 from bedrockish.client.request_builder import Where
 from bedrockish.client.trio_client import Client, open_client, target_of
 from bedrockish.common.forks import notice_fork, watch_forks
+from bedrockish.common.pauses import monotonic
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UsageError
 
 SIZE = 10
@@ -260,7 +260,7 @@ class ConnectionPool:
                 if not self._free:
                     return None
                 client, since = self._free.pop()
-            if time.monotonic() - since < IDLE_S:
+            if monotonic() - since < IDLE_S:
                 return client
             try:
                 run(client.ping, timeout=ALIVE_S)
@@ -300,7 +300,7 @@ class ConnectionPool:
                 self._token = client.token
             if usable and not client.is_closed and not client.has_open_transactions and not self._is_closed:
                 with self._lock:
-                    self._free.append((client, time.monotonic()))
+                    self._free.append((client, monotonic()))
             else:
                 self._drop(client)
         finally:

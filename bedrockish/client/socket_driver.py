@@ -14,7 +14,6 @@ import select
 import socket
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.common.keeper import Keeper
+from bedrockish.common.pauses import monotonic
 from bedrockish.errors import BedrockishError, ClientClosedError, UnavailableError, UnsupportedError
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
@@ -122,7 +122,7 @@ class SocketDriver(Calls):
     # --- calls; the names are those of ``Driver``, whose methods the client shares ---
 
     def _now(self) -> float:
-        return time.monotonic()
+        return monotonic()
 
     def _begin(self, what: What, timeout_s: float) -> int:
         """Begin a call and return its number, for ``_wait`` or ``_cancel``."""
@@ -139,7 +139,7 @@ class SocketDriver(Calls):
                 # the link yet. A COMMIT sent over the closed link would count as lost, although the new process can
                 # commit it.
                 self._poll_links(0)
-            number, effects = self._core.call(what, timeout_s, time.monotonic())
+            number, effects = self._core.call(what, timeout_s, monotonic())
             self._waiting[number] = None
             try:
                 self._perform(effects)
@@ -211,21 +211,21 @@ class SocketDriver(Calls):
         with self._lock, self._reset_if_interrupted:
             self._waiting.pop(number, None)
             self._outcomes.pop(number, None)
-            self._perform(self._core.cancel(number, time.monotonic()))
+            self._perform(self._core.cancel(number, monotonic()))
 
     def _notify(self, what: What, timeout_s: float) -> None:
         """Make a call without waiting for its answer."""
         notice_fork()
         with self._lock, self._reset_if_interrupted:
             if not self._is_closed:
-                self._perform(self._core.call(what, timeout_s, time.monotonic())[1])
+                self._perform(self._core.call(what, timeout_s, monotonic())[1])
 
     def leave_node(self, towards: Sequence[Address] = ()) -> None:
         """Move to another node, if there is one; to one of ``towards``, if any are given."""
         notice_fork()
         with self._lock, self._reset_if_interrupted:
             if not self._is_closed:
-                self._perform(self._core.leave(time.monotonic(), towards))
+                self._perform(self._core.leave(monotonic(), towards))
 
     def interrupt(self) -> None:
         """End all calls for which other threads wait.
@@ -236,7 +236,7 @@ class SocketDriver(Calls):
         notice_fork()
         with self._lock, self._reset_if_interrupted:
             if not self._is_closed:
-                self._perform(self._core.interrupt(time.monotonic()))
+                self._perform(self._core.interrupt(monotonic()))
                 self._wake_reader()
 
     # --- reading ---
@@ -256,7 +256,7 @@ class SocketDriver(Calls):
 
     def _wait_ms(self) -> float:
         """Return the milliseconds until the next deadline of the core or a link, at most ``TICK_S``."""
-        now = time.monotonic()
+        now = monotonic()
         wake_at = min(self._core.deadline(), now + TICK_S)
         for link in self._links.values():
             wake_at = min(wake_at, link.wake_at())
@@ -273,22 +273,22 @@ class SocketDriver(Calls):
                     link.flush()
                 if said & READ:
                     for payload in link.receive():
-                        self._perform(self._core.received(number, payload, time.monotonic()))
+                        self._perform(self._core.received(number, payload, monotonic()))
                 if not said:
-                    link.tend(time.monotonic())
+                    link.tend(monotonic())
             if self._wake_file in found:
                 with suppress(BlockingIOError):
                     self._wake_read.recv(4096)
             self._update_polled()
             if not found:
-                self._perform(self._core.woken(time.monotonic()))
+                self._perform(self._core.woken(monotonic()))
 
     def _update_polled(self) -> None:
         """Report ended links to the core; poll open links for reading and, if they have unsent bytes, for writing."""
         for number, link in list(self._links.items()):
             if link.over is not None:
                 self._drop(number)
-                self._perform(self._core.closed(number, explain_end(link.over), time.monotonic()))
+                self._perform(self._core.closed(number, explain_end(link.over), monotonic()))
         for number, link in self._links.items():
             wanted = select.POLLIN | (select.POLLOUT if link.has_unsent else 0)
             if self._polled.get(number, (-1, 0))[1] != wanted:
@@ -314,7 +314,7 @@ class SocketDriver(Calls):
         except (NetError, OSError) as why:
             error = explain_end(why)
         with self._lock, self._reset_if_interrupted:
-            now = time.monotonic()
+            now = monotonic()
             if dial not in self._dials:  # the core has hung up
                 if link is not None:
                     link.close()
@@ -381,7 +381,7 @@ class SocketDriver(Calls):
         if call == self._learning:
             self._learning = None
             if isinstance(outcome, Told):
-                self._core.route.learn(members_of(outcome.value), time.monotonic())
+                self._core.route.learn(members_of(outcome.value), monotonic())
         elif call in self._waiting:
             self._outcomes[call] = outcome
             self._wake_caller(call)
@@ -407,7 +407,7 @@ class SocketDriver(Calls):
     def learn(self) -> None:
         """Ask for the members of the cluster without waiting for the answer."""
         with self._lock, self._reset_if_interrupted:
-            self._learn(time.monotonic())
+            self._learn(monotonic())
 
     def _learn(self, now: float) -> None:
         if self.target.discover and now >= self._learn_at and self._calls_made != self._calls_learnt:
@@ -441,7 +441,7 @@ class SocketDriver(Calls):
 def _maintain(client: SocketDriver, elapsed_s: float) -> None:
     if not client.is_closed:
         with suppress(BedrockishError):
-            client._maintain(time.monotonic(), late=elapsed_s > LATE_S)
+            client._maintain(monotonic(), late=elapsed_s > LATE_S)
 
 
 KEEPER = Keeper("bedrockish-keeper", TICK_S, _maintain)

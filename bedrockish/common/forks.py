@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Protocol
 
+from bedrockish.common.pauses import monotonic
+
 WAIT_S = 5.0  # how long a fork waits for other threads
 STEPS = 4_000  # SQLite's virtual machine instructions between two calls of ``stand_still``
 WIPE_ON_FORK = 18  # Linux's MADV_WIPEONFORK, which Python's mmap does not name
@@ -98,7 +100,7 @@ def stand_still() -> bool:
 
 
 def _before_fork() -> None:
-    until = time.monotonic() + WAIT_S
+    until = monotonic() + WAIT_S
     held: list[Lock] = [_fork_lock] if _fork_lock.acquire(timeout=WAIT_S) else []
     kept = len(held)
     _done.clear()
@@ -113,7 +115,7 @@ def _before_fork() -> None:
                 missing += 1
         # Each waiting thread holds one missing lock. Another missing lock is held by a thread that runs, and may need
         # one of the locks acquired here; so release them and try again.
-        if missing <= len(_WAITING) or time.monotonic() > until:
+        if missing <= len(_WAITING) or monotonic() > until:
             return
         _release(held, kept)
         time.sleep(_ASK_S)

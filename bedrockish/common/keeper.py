@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from bedrockish.common.forks import watch_forks
+from bedrockish.common.pauses import monotonic
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -41,10 +42,10 @@ class Keeper(Generic[T]):
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def _run(self) -> None:
-        last = time.monotonic()
+        last = monotonic()
         while True:
             time.sleep(self._every_s)
-            now = time.monotonic()
+            now = monotonic()
             self._maintain_all(now - last)
             last = now
 

@@ -3,7 +3,6 @@
 import inspect
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
@@ -16,6 +15,7 @@ from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
 from bedrockish.client.request_builder import Where, target_of
 from bedrockish.common.forks import notice_fork, watch_forks
+from bedrockish.common.pauses import monotonic
 from bedrockish.dbapi import callbacks, errors
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Again, Cursor, RowFactory
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
@@ -533,12 +533,12 @@ class Connection:
         if self._session.has_own_schema:
             return self._run(lambda session: [declared for _, declared in session.columns(sql)])
         kept = self._declared_types.get(sql)
-        if kept is not None and time.monotonic() - kept[0] < DECLARED_S:
+        if kept is not None and monotonic() - kept[0] < DECLARED_S:
             return kept[1]
         types = self._run(lambda session: [declared for _, declared in session.columns(sql)])
         if len(self._declared_types) >= DECLARED_MAX or sum(map(len, self._declared_types)) > DECLARED_CHARACTERS:
             self._declared_types.clear()
-        self._declared_types[sql] = (time.monotonic(), types)
+        self._declared_types[sql] = (monotonic(), types)
         return types
 
     def _forget_types(self) -> None:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from bedrockish.common.machine import is_mounted_alone
+from bedrockish.common.pauses import monotonic
 from bedrockish.errors import ConfigError, UnavailableError
 
 SUFFIX, SOCKET_SUFFIX = "-node", "-sock"
@@ -366,7 +367,7 @@ class Published:
             raise UnavailableError(
                 _unserved(self.database, "the file is a copy, or was exchanged: its page names another file")
             )
-        if _is_mounted_alone(self.database, int(time.monotonic())):
+        if _is_mounted_alone(self.database, int(monotonic())):
             raise UnavailableError(
                 _unserved(self.database, "it is a mount of its own, without its log", "mount the node's folder, or ")
             )
@@ -428,7 +429,7 @@ def _is_mounted_alone(database: str, _second: int) -> bool:
 
 def file_system(device: int) -> str:
     """Return the kind of the file system on a device, as of the last second; empty if the system does not tell."""
-    return _file_system(device, int(time.monotonic()))
+    return _file_system(device, int(monotonic()))
 
 
 @lru_cache(maxsize=16)

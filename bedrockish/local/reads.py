@@ -17,6 +17,7 @@ from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token
 from bedrockish.common.forks import FORKING, Lock, notice_fork, stand_still, wait_at_forks, watch_forks
 from bedrockish.common.keeper import Keeper
+from bedrockish.common.pauses import monotonic
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.storage.moment_row import FileMoment
@@ -290,7 +291,7 @@ class LocalReads:
                     self._see(snapshots.commits)
                     return None
                 if budget_s != _FOREVER:
-                    self._until = time.monotonic() + budget_s
+                    self._until = monotonic() + budget_s
                 found: list[Rows] = []
                 self._is_running, self.ending = True, _nothing
                 for sql, params in statements:
@@ -372,7 +373,7 @@ class LocalReads:
         return closed() if self._snapshots.is_closed else interrupted()
 
     def _is_late(self) -> bool:
-        return self._is_left() or (self._until != _FOREVER and time.monotonic() > self._until)
+        return self._is_left() or (self._until != _FOREVER and monotonic() > self._until)
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
@@ -404,13 +405,13 @@ class LocalReads:
                 "a strict read is certified by its read set, which is unknown when a snapshot is taken; "
                 'pass snapshot(read="session"), or read in a transaction at the level strict'
             )
-        until = time.monotonic() + timeout_s
+        until = monotonic() + timeout_s
         while True:
             with self.lock:
                 if self._snapshots.pin(pin, token(), level):
                     self._known = None
                     return
-            if time.monotonic() > until:
+            if monotonic() > until:
                 raise UnavailableError(
                     f"{self.database} does not have the session's commits within {timeout_s:g} s; try again"
                 )

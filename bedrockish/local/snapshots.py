@@ -17,6 +17,7 @@ import apsw
 
 from bedrockish.api.requests import STALE, Token, check_cluster
 from bedrockish.common.forks import call_after_fork
+from bedrockish.common.pauses import monotonic
 from bedrockish.engine.statements.compiled import EMPTY, READ, Compiled
 from bedrockish.engine.statements.guard import Guard
 from bedrockish.engine.statements.rights import Access
@@ -85,9 +86,9 @@ class ReadConnection:
         self._fetched += 1
         if self._fetched % MEASURED:
             return self.execute(sql, params).fetchall()
-        began = time.monotonic()
+        began = monotonic()
         rows = self.execute(sql, params).fetchall()
-        (self.long_texts.add if time.monotonic() - began > LONG_S else self.long_texts.discard)(sql)
+        (self.long_texts.add if monotonic() - began > LONG_S else self.long_texts.discard)(sql)
         return rows
 
     def forget_texts(self) -> None:
@@ -222,7 +223,7 @@ class FileSnapshots:
 
     def _open(self) -> bool:
         """Open the file if its node serves it; return whether it is open."""
-        now = time.monotonic()
+        now = monotonic()
         if now < self._try_at:
             return False
         self._try_at = now + AGAIN_S
@@ -357,7 +358,7 @@ class FileSnapshots:
 
     def _pinned(self) -> ReadConnection:
         first = self.readers[0]
-        self._pinned_at = time.monotonic()
+        self._pinned_at = monotonic()
         if first.moment is None:
             self._is_lost = True
             raise ResultLostError(f"the snapshot was not read for {PINNED_S:g} s and was released; take another one")
@@ -392,7 +393,7 @@ class FileSnapshots:
         if not self.pins and self.newest(token, level) is None:
             return False
         self.pins.add(weakref.ref(pin, self.pins.discard))
-        self._pinned_at = time.monotonic()
+        self._pinned_at = monotonic()
         self._is_lost = False
         return True
 
@@ -410,7 +411,7 @@ class FileSnapshots:
         """Release the snapshots, unless a program has read them since the last call."""
         if not self.readers:
             return
-        if self.pins and time.monotonic() - self._pinned_at < PINNED_S and self._is_served():
+        if self.pins and monotonic() - self._pinned_at < PINNED_S and self._is_served():
             return
         if self.is_read and not self.pins and self._is_served():
             self.is_read = False
@@ -425,9 +426,9 @@ class FileSnapshots:
 
 def _becomes_durable(published: Published, batch: int, wait_s: float) -> bool:
     """Return whether a batch becomes durable in time. Only the first read after a pause may wait."""
-    until = time.monotonic() + wait_s
+    until = monotonic() + wait_s
     while published.facts().durable < batch:
-        if time.monotonic() > until:
+        if monotonic() > until:
             return False
         time.sleep(PAUSE_S)
     return True

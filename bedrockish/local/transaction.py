@@ -6,7 +6,6 @@ node holds no state of the transaction, so a program that dies leaves nothing th
 """
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import apsw
 
 from bedrockish.api.requests import SERIALIZABLE, STRICT, Request, Result, Statement
 from bedrockish.common.forks import FORKING, notice_fork, stand_still
+from bedrockish.common.pauses import monotonic
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import TransactionWork
@@ -66,7 +66,7 @@ class LocalTransaction:
         # ``request``: the transaction's BEGIN.
         self._pool, self._file_workspace, self.request = pool, file_workspace, request
         self.seen = seen_by(moment, request.token)  # the session's token after reading its snapshot
-        self.since = time.monotonic()
+        self.since = monotonic()
         self.ids: list[tuple[str, int]] = []  # the leased ids that the transaction has given to rows, with their tables
         self._ids_version = pool.ids.version
         # The statements so far; None if there are too many to repeat at the node.

@@ -6,7 +6,6 @@ result as here, the transaction continues at the node; otherwise it fails with a
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ import apsw
 from bedrockish.api.requests import Request, Result, Token
 from bedrockish.api.temporary import FRESH
 from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
+from bedrockish.common.pauses import monotonic
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, DeadlineError, TemporaryLostError, UnavailableError, UnsupportedError
@@ -235,7 +235,7 @@ class LocalTransactions:
 
     def end_late(self) -> None:
         """End transactions that have been open for ``OPEN_S``, because each blocks the node's checkpoints."""
-        late = time.monotonic() - OPEN_S
+        late = monotonic() - OPEN_S
         for one in [one for one in list(self._open.values()) if one.since < late]:
             why = f"the transaction was open for {OPEN_S:g} s; it did not happen: divide it, and commit each part"
             one.end_late(DeadlineError(why))

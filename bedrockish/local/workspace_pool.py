@@ -8,6 +8,7 @@ import weakref
 import apsw
 
 from bedrockish.api.requests import STALE, Request
+from bedrockish.common.pauses import monotonic
 from bedrockish.engine.execution.interfaces import Connector
 from bedrockish.engine.execution.temporary import TemporaryWorkspace
 from bedrockish.engine.execution.workspace import Workspace
@@ -188,13 +189,13 @@ class WorkspacePool:
         Return None if it is not durable, or not new enough for the session, within ``DURABLE_S``. ``durable`` is the
         number of a batch that is known to be durable.
         """
-        workspace, until, pause = file_workspace.workspace, time.monotonic() + DURABLE_S, PAUSE_S
+        workspace, until, pause = file_workspace.workspace, monotonic() + DURABLE_S, PAUSE_S
         while True:
             moment = moment_row.read(workspace.begin_with(moment_row.QUERY))
             if moment is None:
                 return None
             while moment.batch > durable and moment.batch > (durable := self._durable(published)):
-                if time.monotonic() > until:
+                if monotonic() > until:
                     return None
                 TURN.leave()
                 time.sleep(pause)
@@ -204,7 +205,7 @@ class WorkspacePool:
             # the session has seen is not applied here yet.
             if batch is None or (request.read != STALE and not may_see(moment, request.token)):
                 workspace.end()
-                if time.monotonic() > until:
+                if monotonic() > until:
                     return None
                 TURN.leave()
                 time.sleep(PAUSE_S)

@@ -1,6 +1,8 @@
 """The first two arguments of ``connect`` as programs for sqlite3 give them: paths, URIs and short timeouts."""
 
 import os
+import subprocess
+import sys
 from contextlib import closing
 from typing import Any
 from urllib.parse import quote
@@ -8,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 import bedrockish.dbapi as db
+from tools.cluster import clean_environment
 
 pytestmark = pytest.mark.cluster
 
@@ -62,6 +65,28 @@ def test_connection_with_mode_ro_only_reads(made: db.Connection, url: str, optio
 def test_databases_that_no_node_has_are_refused(database: str, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         db.connect(database, uri=True)
+
+
+FROZEN = """
+import sys, time
+from bedrockish import dbapi
+old = dbapi.connect(sys.argv[1])
+old.execute("CREATE TABLE IF NOT EXISTS frozen(id INTEGER PRIMARY KEY, a)")
+time.monotonic = lambda: 1.6e9
+for connection in (old, dbapi.connect(sys.argv[1])):
+    for _ in range(50):
+        connection.execute("INSERT INTO frozen(a) VALUES (1)")
+    connection.commit()
+    print(connection.execute("SELECT count(*) FROM frozen").fetchone()[0])
+    connection.close()
+"""
+
+
+def test_program_whose_tests_freeze_the_time_goes_on(url: str) -> None:
+    """Libraries such as freezegun replace time.monotonic; the calls of a program still end."""
+    command = [sys.executable, "-c", FROZEN, url]
+    told = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60, check=True)
+    assert told.stdout.split() == ["50", "100"]
 
 
 def test_module_has_the_name_dbapi2_of_sqlite3() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import apsw
 
 from bedrockish.common.forks import watch_forks
+from bedrockish.common.pauses import monotonic
 
 TICK_S = 0.005  # seconds between two checks of the running statements
 IDLE_S = 0.5  # seconds without a statement after which the thread sleeps until the next one
@@ -114,7 +115,7 @@ class _Watchdog:
         self._woken.set()
 
     def _run(self) -> None:
-        last = time.monotonic()
+        last = monotonic()
         while True:
             with self._lock:
                 everyone = list(self._all)
@@ -122,7 +123,7 @@ class _Watchdog:
             for one in everyone:
                 is_busy = one.check() or is_busy
             del everyone
-            now = time.monotonic()
+            now = monotonic()
             if is_busy or self.is_wanted:
                 last, self.is_wanted = now, False
             if now - last > IDLE_S:
@@ -130,7 +131,7 @@ class _Watchdog:
                 self.sleeps = True
                 if not self.is_wanted:  # a statement that began before ``sleeps`` was set did not wake the thread
                     self._woken.wait()
-                self.sleeps, last = False, time.monotonic()
+                self.sleeps, last = False, monotonic()
             time.sleep(TICK_S)
 
 

@@ -116,7 +116,7 @@ def run(python: Path, folder: Path, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PYSPARK_PYTHON": str(python)}
     done = subprocess.run(
-        [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
+        [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

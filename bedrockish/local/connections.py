@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,8 +30,10 @@ SHM = "-shm"  # the file in which SQLite has the locks of its readers
 BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
 ASK_S = 0.01  # how long a closing thread waits before it interrupts the running statement again
 BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # most tries to ask a busy connection for its file; seconds between two
-_open: dict[tuple[int, int], int] = {}  # files that this process has open: device and inode -> how often
-_lock = threading.Lock()  # guards ``_open``
+# The open connections, each with the device and the inode of its file. A connection that was never closed leaves by its
+# weak reference. No lock guards this: each operation is atomic, and a finalizer may run in the midst of any other.
+_open: dict[object, tuple[int, int]] = {}
+_lock = threading.Lock()  # held while the audit hook is installed
 _opening = threading.Lock()  # held while a thread checks whether another library has the file open
 _is_watching = False
 _abandoned: list[object] = []  # the parent's connections after a fork; closing them in the child could harm the parent
@@ -45,21 +48,21 @@ def connect(published: Published, facts: PublishedFacts) -> apsw.Connection:
     """
     published.check(facts)
     _watch()
-    place = facts.device, facts.inode
+    place, opening = (facts.device, facts.inode), object()
     with _opening:
-        if place not in _open:
+        if place not in list(_open.values()):
             _check_alone(published.database, place)
-        with _lock:  # before the file is open: else another thread would ascribe the descriptor to another library
-            _open[place] = _open.get(place, 0) + 1
+        # Before the file is open: else another thread would ascribe the descriptor to another library.
+        _open[opening] = place
     try:
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        db = ModuleConnection(published.database, flags=flags, statementcachesize=STATEMENTS_KEPT)
+        db: apsw.Connection = ModuleConnection(published.database, flags=flags, statementcachesize=STATEMENTS_KEPT)
+        _open[weakref.ref(db, _forget)] = place
         db.set_progress_handler(forks.stand_still, forks.STEPS, id="fork")
-    except BaseException as error:
-        _closed(place)
-        if isinstance(error, apsw.Error):
-            raise UnavailableError(f"{published.database} cannot be opened: {error}; {_remedy(error)}") from error
-        raise
+    except apsw.Error as error:
+        raise UnavailableError(f"{published.database} cannot be opened: {error}; {_remedy(error)}") from error
+    finally:
+        _open.pop(opening, None)
     try:
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         db.set_busy_timeout(BUSY_MS)
@@ -70,10 +73,10 @@ def connect(published: Published, facts: PublishedFacts) -> apsw.Connection:
         if _has_changed(published, facts):
             raise UnavailableError(f"{published.database} was exchanged while it was opened; try again")
     except apsw.Error as error:
-        close(db, place)
+        close(db)
         raise UnavailableError(f"{published.database} cannot be read: {error}; {_remedy(error)}") from error
     except BaseException:
-        close(db, place)
+        close(db)
         raise
     return db
 
@@ -89,20 +92,15 @@ def _has_changed(published: Published, facts: PublishedFacts) -> bool:
     return (now.generation, now.process, now.since) != (facts.generation, facts.process, facts.since)
 
 
-def close(db: apsw.Connection, place: tuple[int, int]) -> None:
+def close(db: apsw.Connection) -> None:
     """Close a connection without a checkpoint, and without removing the WAL."""
     db.close(True)
-    _closed(place)
+    _forget(weakref.ref(db))
 
 
-def _closed(place: tuple[int, int]) -> None:
-    """Count a connection of this process as closed."""
-    with _lock:
-        left = _open.get(place, 0) - 1
-        if left > 0:
-            _open[place] = left
-        else:
-            _open.pop(place, None)
+def _forget(db: weakref.ref[apsw.Connection]) -> None:
+    """Record that a connection is closed."""
+    _open.pop(db, None)
 
 
 @contextmanager
@@ -163,7 +161,7 @@ def _is_open(path: str) -> bool:
         found = os.stat(path)
     except (OSError, ValueError):
         return False
-    return (found.st_dev, found.st_ino) in _open
+    return (found.st_dev, found.st_ino) in list(_open.values())
 
 
 def _path_in(text: str) -> str:

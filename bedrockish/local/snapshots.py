@@ -46,7 +46,6 @@ class ReadConnection:
 
     def __init__(self, db: apsw.Connection, facts: PublishedFacts, late: Callable[[], bool]) -> None:
         self.db, self.facts = db, facts
-        self.place = facts.device, facts.inode
         self.execute = db.cursor().execute
         self.moment: FileMoment | None = None  # the moment of the held snapshot; None without a snapshot
         self._guard = Guard(db)
@@ -107,7 +106,7 @@ class ReadConnection:
     def close(self) -> None:
         """Close the connection."""
         self.moment = None
-        connections.close(self.db, self.place)
+        connections.close(self.db)
 
     def piece(self, sql: str, *, is_limited: bool) -> Compiled | None:
         """Return a text's only statement, compiled; None if the text has several, or if it does not only read."""

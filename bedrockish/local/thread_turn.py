@@ -13,9 +13,9 @@ programs faster, and protects nothing.
 from collections import deque
 from contextlib import suppress
 from threading import Lock, get_ident
-from time import monotonic
 
 from bedrockish.common.forks import call_after_fork
+from bedrockish.common.pauses import monotonic
 
 SLICE_S = 0.001  # how long a thread may keep the turn while others wait
 IDLE_S = 0.003  # how long the first waiting thread waits without any sign that statements begin

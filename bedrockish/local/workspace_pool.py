@@ -116,7 +116,7 @@ class FileWorkspace:
 
     def _release(self) -> None:
         for db in self._dbs:
-            connections.close(db, (self.facts.device, self.facts.inode))
+            connections.close(db)
         self._dbs.clear()
         if self._wal is not None:
             self._wal.close()

@@ -292,7 +292,7 @@ def test_two_threads_open_a_file_first_at_the_same_moment(bench: Bench, monkeypa
     facts = published.facts()
     place = facts.device, facts.inode
     bench.reads.close()
-    assert place not in connections._open
+    assert place not in connections._open.values()
     is_open, go_on, connect = threading.Event(), threading.Event(), vector_modules.ModuleConnection
 
     def slowly(*arguments: Any, **options: Any) -> Any:
@@ -314,9 +314,9 @@ def test_two_threads_open_a_file_first_at_the_same_moment(bench: Bench, monkeypa
         go_on.set()
         first.join()
     for db in made:
-        connections.close(db, place)
+        connections.close(db)
     assert len(made) == 2
-    assert place not in connections._open
+    assert place not in connections._open.values()
 
 
 def test_file_that_sqlite3_has_open_is_refused(node: LocalNode) -> None:

@@ -102,7 +102,9 @@ def test_statement_that_a_signal_leaves_half_done_loses_its_transaction(
 def test_begin_that_a_signal_ends_leaves_no_snapshot(
     node: LocalNode, db: Connection, table: str, interrupt: Interrupt, owner: type, name: str
 ) -> None:
-    """A snapshot keeps the node's write-ahead log from starting over."""
+    """A snapshot keeps the write-ahead log from starting over, and a connection other libraries from the file."""
+    gc.collect()
+    opened = len(connections._open)
     mine = dbapi.connect(node.database)
     before = snapshots_of(node)
     interrupt(owner, name)
@@ -114,6 +116,8 @@ def test_begin_that_a_signal_ends_leaves_no_snapshot(
     mine.execute(f"DELETE FROM {table}")
     mine.commit()
     mine.close()
+    gc.collect()
+    assert len(connections._open) <= opened
 
 
 def test_exception_of_a_signal_is_raised_while_another_thread_imports_trio(
@@ -302,5 +306,5 @@ def test_connection_that_an_exception_leaves_to_no_one_is_closed(node: LocalNode
     del made
     gc.collect()
     assert left() is None
-    connections._closed((facts.device, facts.inode))
+    assert (facts.device, facts.inode) not in connections._open.values()
     published.close()

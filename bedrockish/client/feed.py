@@ -13,6 +13,7 @@ from bedrockish.api.requests import SESSION, STALE
 from bedrockish.client.blocking import Connection, SocketClient
 from bedrockish.client.in_thread import run
 from bedrockish.client.trio_client import Client
+from bedrockish.common.pauses import monotonic
 from bedrockish.errors import (
     BedrockishError,
     DamagedError,
@@ -65,13 +66,13 @@ class _Progress:
     def __init__(self, silent_s: float) -> None:
         self._silent_s = silent_s
         self._safe = 0
-        self._moved = self._left = time.monotonic()
+        self._moved = self._left = monotonic()
         self._error: BedrockishError | None = None
 
     def note_page(self, feed: Feed) -> None:
         """Record the safe time of the page that a node has sent."""
         if feed.safe > self._safe:
-            self._safe, self._moved, self._error = feed.safe, time.monotonic(), None
+            self._safe, self._moved, self._error = feed.safe, monotonic(), None
 
     def note_failure(self, error: BedrockishError) -> None:
         """Record the error of a read or report that no node has answered."""
@@ -79,7 +80,7 @@ class _Progress:
 
     def is_node_silent(self) -> bool:
         """Return whether safe time has stopped at this node, so that another node is asked; True restarts the wait."""
-        now = time.monotonic()
+        now = monotonic()
         if now - max(self._moved, self._left) <= self._silent_s / SILENT_NODES:
             return False
         self._left = now
@@ -87,7 +88,7 @@ class _Progress:
 
     def is_silent(self) -> bool:
         """Return whether safe time has stopped for too long, at all nodes that were asked."""
-        return time.monotonic() - self._moved > self._silent_s
+        return monotonic() - self._moved > self._silent_s
 
     def judge(self, status: Mapping[str, Any] | None) -> None:
         """Raise an error because safe time has stopped, unless the clock only counts: then only commits advance it.
@@ -98,7 +99,7 @@ class _Progress:
             UnavailableError: safe time should have advanced.
         """
         if status is not None and self._error is None and status.get("cluster_clock") == "off":
-            self._moved = time.monotonic()
+            self._moved = monotonic()
             return
         why = self._error.message if self._error is not None else "safe time does not advance at any node"
         raise UnavailableError(
@@ -214,7 +215,7 @@ class Changes:
 
     async def _keep_journal(self) -> None:
         """Report this reader's cursor to the nodes; with ``follow``, continue if no node accepts the report."""
-        if self._hold is None or time.monotonic() - self._held <= HOLD_S:
+        if self._hold is None or monotonic() - self._held <= HOLD_S:
             return
         cursor = str(self._feed.cursor) if self._feed.cursor.clock else None
         try:
@@ -223,7 +224,7 @@ class Changes:
             if not (self._follow and tries_again(error)):
                 raise
             self._progress.note_failure(error)
-        self._held = time.monotonic()
+        self._held = monotonic()
 
 
 def blocking_changes(

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -70,7 +69,7 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def trio_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "time", SimpleNamespace(monotonic=trio.current_time))
+    monkeypatch.setattr(feed, "monotonic", trio.current_time)
     monkeypatch.setattr(feed, "POLL_S", 1.0)
 
 

@@ -9,11 +9,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import get_ident
-from time import monotonic, thread_time
+from time import thread_time
 
 import apsw
 
 from bedrockish.access_sets.call_costs import bound
+from bedrockish.common.pauses import monotonic
 from bedrockish.errors import MemoryFullError, StatementTimeoutError, TooLargeError
 
 RECENT_S = 60.0

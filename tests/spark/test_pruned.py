@@ -18,7 +18,7 @@ from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.options import OPTIONS, ReadOptions
 from bedrockish_journal.spark.source.source import BedrockishReader
 from bedrockish_journal.spark.source.tables import TABLES
-from bedrockish_journal.storage import pruning
+from bedrockish_journal.storage import pruning, schema_history
 from tests.spark.test_audits import PANDAS, audit, both, spoil
 from tests.spark.test_reader import read
 from tests.spark.test_stream import stream
@@ -29,6 +29,7 @@ def prune(path: Path, part: float) -> dict[str, int]:
     """Remove the oldest part of a journal as a node does; return what was removed of each timeline."""
     db = apsw.Connection(str(path))
     with db:
+        db.execute(schema_history.DDL)  # which every node's file has
         upto = pruning.plan(db, pruning.clock_at(db, part))
         assert pruning.remove(db, upto) > 0
     db.close()

@@ -165,11 +165,11 @@ def test_closed_output_pipe_is_not_an_error(node: LocalCluster, db: Connection) 
         assert process.wait(60) in (0, 1)
 
 
-def runs(node: LocalCluster) -> None:
-    """Wait until a node runs a long statement."""
+def until_running(node: LocalCluster, count: int) -> None:
+    """Wait until a node runs this number of long statements."""
     until = time.monotonic() + 60
     with connect(node.url()) as db:
-        while not db.status()["workers"]["running"]:
+        while db.status()["workers"]["running"] != count:
             assert time.monotonic() < until
             time.sleep(0.05)
 
@@ -178,8 +178,9 @@ def test_control_c_ends_the_statement_and_not_the_shell(node: LocalCluster, tmp_
     terminal = Terminal(node, tmp_path)
     try:
         for _ in range(2):
+            until_running(node, 0)  # the node may still be ending the statement before
             terminal.child.send(ENDLESS + ";\r")
-            runs(node)
+            until_running(node, 1)
             terminal.child.send("\x03")
             terminal.sees("interrupted")
             terminal.is_asked("bedrockish>")

@@ -307,15 +307,20 @@ def _collide(db: Connection) -> None:
         tx.execute("INSERT OR ROLLBACK INTO t VALUES (1, 1)")
 
 
-async def test_idle_and_excess_transactions_are_ended_or_refused(cluster: LocalCluster) -> None:
-    """With limits of five seconds and three transactions: typed errors that say what to do."""
+async def configure(cluster: LocalCluster, section: str, **settings: int) -> None:
+    """Start the first node again with further settings."""
     await ready(cluster)
     node = cluster.nodes[0]
     with node.config.open("a") as config:
-        config.write("\n[limits]\nidle_transaction_ms = 5000\nopen_transactions_max = 3\n")
+        config.write("\n".join(["", f"[{section}]", *(f"{name} = {value}" for name, value in settings.items()), ""]))
     node.kill()
     node.start()
     await cluster.wait_ready(0)
+
+
+async def test_idle_and_excess_transactions_are_ended_or_refused(cluster: LocalCluster) -> None:
+    """With limits of five seconds and three transactions: typed errors that say what to do."""
+    await configure(cluster, "limits", idle_transaction_ms=5000, open_transactions_max=3)
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
         opened = [await client.begin() for _ in range(3)]
@@ -336,13 +341,7 @@ async def test_idle_and_excess_transactions_are_ended_or_refused(cluster: LocalC
 
 
 async def test_transaction_that_is_busy_for_too_long_names_the_setting(cluster: LocalCluster) -> None:
-    await ready(cluster)
-    node = cluster.nodes[0]
-    with node.config.open("a") as config:
-        config.write("\n[timings]\nconflict_window_ms = 4000\n")
-    node.kill()
-    node.start()
-    await cluster.wait_ready(0)
+    await configure(cluster, "timings", conflict_window_ms=4000)
     async with open_client(cluster.url(0, only=True)) as client:
         opened = await client.begin()
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -53,6 +54,18 @@ def is_read_here(db: Connection, sql: str) -> bool:
     while not (found := was_read_here(db, sql)) and time.monotonic() < until:
         time.sleep(0.05)
     return found
+
+
+@contextmanager
+def stopped_node(directory: Path) -> Iterator[LocalNode]:
+    """A node of its own that has served and stopped."""
+    with local_cluster(directory, ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        assert node.process is not None
+        node.process.terminate()
+        node.process.wait()
+        yield node
 
 
 @contextmanager

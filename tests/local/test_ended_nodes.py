@@ -10,7 +10,7 @@ import trio
 import bedrockish
 from bedrockish.errors import UnavailableError
 from bedrockish.local import page
-from tests.local.conftest import is_read_here, was_read_here
+from tests.local.conftest import is_read_here, stopped_node, was_read_here
 from tools.cluster import local_cluster
 
 
@@ -51,13 +51,7 @@ def test_other_nodes_answer_while_the_local_one_is_down(tmp_path: Path) -> None:
 
 
 def test_path_of_a_stopped_node_is_refused(tmp_path: Path) -> None:
-    with local_cluster(tmp_path / "one", ("A",)) as cluster:
-        trio.run(cluster.wait_ready, 0)
-        node = cluster.nodes[0]
-        assert node.process is not None
-        node.process.terminate()
-        node.process.wait()
-        with pytest.raises(UnavailableError, match="bedrockish serve"):
-            bedrockish.connect(node.database)
+    with stopped_node(tmp_path / "one") as node, pytest.raises(UnavailableError, match="bedrockish serve"):
+        bedrockish.connect(node.database)
     with pytest.raises(UnavailableError, match="no node has published"):
         bedrockish.connect(tmp_path / "nothing.sqlite")

@@ -14,6 +14,7 @@ import trio
 import bedrockish
 from bedrockish.client.blocking import Connection
 from bedrockish.errors import BedrockishError
+from tests.local.conftest import stopped_node
 from tests.test_tidy import ROOT
 from tools.cluster import LocalCluster, LocalNode, local_cluster
 
@@ -62,12 +63,7 @@ def test_example_reads_commit_of_given_place(db: Connection, alone: LocalCluster
 
 
 def test_example_refuses_a_node_that_has_stopped(tmp_path: Path) -> None:
-    with local_cluster(tmp_path / "one", ("A",)) as cluster:
-        trio.run(cluster.wait_ready, 0)
-        node = cluster.nodes[0]
-        assert node.process is not None
-        node.process.terminate()
-        node.process.wait()
+    with stopped_node(tmp_path / "one") as node:
         told = run(example(), str(node.database), "A", "1")
         assert "does not serve its file now" in told.stderr
 

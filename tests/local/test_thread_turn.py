@@ -6,13 +6,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bedrockish import dbapi
+from bedrockish.api.requests import Request
 from bedrockish.client.blocking import connect
-from bedrockish.local import snapshots, thread_turn
+from bedrockish.local import snapshots, thread_turn, workspace_pool
+from bedrockish.local.page import Published
 from bedrockish.local.thread_turn import TURN, ThreadTurn
+from bedrockish.local.workspace_pool import WorkspacePool
 from tools.cluster import LocalNode
 
 LONG_S = 60.0
@@ -165,31 +170,59 @@ def test_turn_of_a_child_belongs_to_no_thread_of_its_parent(node: LocalNode) -> 
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_known_statements_of_a_transaction_wait_for_the_turn_and_its_end_passes_it_on(
-    node: LocalNode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("waiting", ["BEGIN", "statement", "COMMIT"])
+def test_each_step_of_a_transaction_waits_for_the_turn_and_its_end_passes_it_on(
+    node: LocalNode, monkeypatch: pytest.MonkeyPatch, waiting: str
 ) -> None:
     monkeypatch.setattr(thread_turn, "IDLE_S", LONG_S)
     monkeypatch.setattr(thread_turn, "SLICE_S", LONG_S)
-    begun, is_taken = threading.Event(), threading.Event()
+    is_next, is_taken = threading.Event(), threading.Event()
     found = list[object]()
 
-    def job() -> None:
-        with connect(str(node.database)) as db, db.transaction() as transaction:
-            transaction.execute("SELECT ?", (1,))
-            begun.set()
+    def reach(step: str) -> None:
+        if step == waiting:
+            is_next.set()
             is_taken.wait(LONG_S)
+
+    def job() -> None:
+        with connect(str(node.database)) as db:
+            reach("BEGIN")
+            transaction = db.begin()
+            found.append(transaction.execute("SELECT ?", (1,)).value())  # the first statement begins the transaction
+            reach("statement")
             found.append(transaction.execute("SELECT ?", (2,)).value())
+            reach("COMMIT")
+            transaction.commit()
+            found.append("committed")
 
     other = started(job)
-    assert begun.wait(LONG_S)
+    assert is_next.wait(LONG_S)
     with TURN:
         is_taken.set()
         until_waiting(TURN, 1)
-        assert not found
+        assert found == {"BEGIN": [], "statement": [1], "COMMIT": [1, 2]}[waiting]
     TURN.leave()
     assert ended(other)
-    assert found == [2]
+    assert found == [1, 2, "committed"]
     assert not TURN._holder
+
+
+def test_thread_that_waits_for_a_durable_snapshot_has_no_turn(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, durable, holders = WorkspacePool.snapshot, WorkspacePool._durable, list[int]()
+
+    def undurable(pool: WorkspacePool, published: Published) -> int:
+        return durable(pool, published) if holders else -1
+
+    def snapshot(pool: WorkspacePool, workspace: Any, published: Published, _durable: int, request: Request) -> Any:
+        assert TURN._holder == threading.get_ident()
+        return take(pool, workspace, published, -1, request)
+
+    monkeypatch.setattr(WorkspacePool, "_durable", undurable)
+    monkeypatch.setattr(WorkspacePool, "snapshot", snapshot)
+    monkeypatch.setattr(workspace_pool, "time", SimpleNamespace(sleep=lambda _: holders.append(TURN._holder)))
+    with connect(str(node.database)) as db, db.transaction() as transaction:
+        transaction.execute("SELECT 1")
+    assert holders == [0]
 
 
 @pytest.fixture
@@ -213,9 +246,6 @@ def test_known_reads_of_several_sessions_take_turns(reading: list[int], monkeypa
     monkeypatch.setattr(thread_turn, "IDLE_S", LONG_S)
     with TURN:
         until_waiting(TURN, 1)
-        before = len(reading)
-        time.sleep(0.01)
-        assert len(reading) == before
     TURN.leave()
 
 

@@ -85,7 +85,7 @@ class DependentReads:
         return True
 
     def _can_fetch(self, access: KeyInterval) -> bool:
-        """Return whether a query can read the rows of an access, and no others than by its key."""
+        """Return whether an auxiliary query can read the rows of an access by its key."""
         index = self.sources.index(access.object)
         if index is None:
             table = self.sources.schema.tables.get(access.object[2:])

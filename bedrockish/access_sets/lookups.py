@@ -288,7 +288,7 @@ class PlannedLoops:
     def __init__(self, sql: str, ops: Sequence[Op]) -> None:
         self._sql, self._skeleton = sql, skeleton(ops)
 
-    def run_again(self, known: FoundRows) -> bool:
+    def match(self, known: FoundRows) -> bool:
         """Return whether SQLite compiles the same loops with the parameters of an execution."""
         if known.is_as_planned is None:
             rows = known.query("EXPLAIN " + self._sql, [known.params])
@@ -346,7 +346,7 @@ class StoppingLookup(KeyLookup):
         if query is None or type(limit) is not int or type(offset) is not int:
             return None
         limit += offset
-        if not 0 <= offset < limit <= KEYS_MAX or not (self._stop.is_fixed or self._loops.run_again(known)):
+        if not 0 <= offset < limit <= KEYS_MAX or not (self._stop.is_fixed or self._loops.match(known)):
             return None
         conditions, params = query
         params += [_value(atom, known.params) for atom in asked_values(self._stop)]

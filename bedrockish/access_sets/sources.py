@@ -13,8 +13,8 @@ from bedrockish_journal.model.access_set import Range
 KEYS_MAX = 1_000
 ROWS_MAX = 5_000
 
-OwnRow = tuple[Any, ...]
-"""The columns of a row that other accesses need."""
+NeededValues = tuple[Any, ...]
+"""The values of a row's columns that other accesses need."""
 
 
 class TooManyError(Exception):
@@ -32,7 +32,7 @@ class Source:
     is_inserted: bool = False  # whether these are the rows that the statement inserts
     is_typed: bool = False  # whether 1 and 1.0 are different values, because they differ as texts
 
-    def add(self, rows: dict[OwnRow, OwnRow], row: OwnRow) -> bool:
+    def add(self, rows: dict[NeededValues, NeededValues], row: NeededValues) -> bool:
         """Add a row to those found before; return whether it is new."""
         before = len(rows)
         rows.setdefault((row, *map(type, row)) if self.is_typed else row, row)
@@ -128,8 +128,10 @@ class FoundRows:
         self.params, self.query = params, query
         self.points: set[bytes] = set()  # single keys that the execution reads
         self.ranges: set[Range] = set()  # ranges of keys that it reads
-        self.rows: list[dict[OwnRow, OwnRow]] = [{} for _ in sources.all]  # for each source, its distinct rows
-        self.is_as_planned: bool | None = None  # whether SQLite runs the planned loops; None: ``PlannedLoops`` knows
+        self.rows: list[dict[NeededValues, NeededValues]] = [
+            {} for _ in sources.all
+        ]  # for each source, its distinct rows
+        self.is_as_planned: bool | None = None  # the result of ``PlannedLoops.match``; None before it
         self._rows_read = 0
 
     def count_keys(self, keys: int) -> None:

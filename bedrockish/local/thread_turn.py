@@ -1,9 +1,10 @@
-"""The turn of a program's threads: one at a time runs short statements of open transactions on a node's file.
+"""The turn of a program's threads: one at a time runs short statements on a node's file.
 
 APSW releases the interpreter's lock for each call of SQLite, several times in a statement of some microseconds. If
 other threads wait for that lock, one of them acquires it each time, often on another processor, and the thread that
 runs the statement has to wait. So threads that are about to run statements wait here, without the interpreter's lock.
-A thread keeps the turn over several statements: each change of threads costs as much as some statements.
+A thread keeps the turn over several statements: each change of threads costs as much as some statements. Long
+statements, which SQLite runs without the interpreter's lock, take no turn.
 
 No thread depends on another one. If the thread that has the turn runs no statement, the next one takes the turn at
 once; if it begins no further statement, others go on after some milliseconds, at the same time. So the turn makes

@@ -1,8 +1,8 @@
 """A step of an open transaction waits for the disk only if its answer shows a change that is not durable."""
 
 import gc
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +366,17 @@ async def test_client_gone_before_its_snapshot_leaves_no_open_connection(
         assert copied == frames, "a reader stands in the way"
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Collect garbage now, and none in the block, so that only counts of references free objects."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def rows_in_memory() -> int:
     """Count the rows of transactions named ``freed…``, also those that wait for the garbage collector."""
     # Not ``isinstance``, which asks lazy objects of other tests for their class, such as the settings of Django.
@@ -383,39 +394,39 @@ async def test_rows_of_a_failed_transaction_do_not_stay_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error is kept for the client's next step; its traceback would keep the rows and the statements, too."""
-    gc.collect()
     async with running(tmp_path, monkeypatch) as (runtime, _):
-        assert not rows_in_memory()
-        told(step(runtime, "freed", BEGIN))
-        told(step(runtime, "freed", STATEMENTS, "SELECT sum(x) FROM t"))
-        told(step(runtime, "freed", STATEMENTS, "INSERT INTO t VALUES (3, 30)"))
-        assert rows_in_memory()
-        await trio.sleep(1.1)  # ``watch`` looks at the open transactions each second
-        await runtime.submit(request("UPDATE t SET x = x + 1", "write"))
-        with pytest.raises(ConflictError) as lost:
-            await finished(runtime, "freed")
-        pack_error(lost.value)  # sends it to the client
-        del lost
-        with pytest.raises(ConflictError) as again:
-            step(runtime, "freed", STATEMENTS, "SELECT 1")
-        assert again.value.details["ended"]
-        assert not rows_in_memory()
+        with without_collector():
+            assert not rows_in_memory()
+            told(step(runtime, "freed", BEGIN))
+            told(step(runtime, "freed", STATEMENTS, "SELECT sum(x) FROM t"))
+            told(step(runtime, "freed", STATEMENTS, "INSERT INTO t VALUES (3, 30)"))
+            assert rows_in_memory()
+            await trio.sleep(1.1)  # ``watch`` looks at the open transactions each second
+            await runtime.submit(request("UPDATE t SET x = x + 1", "write"))
+            with pytest.raises(ConflictError) as lost:
+                await finished(runtime, "freed")
+            pack_error(lost.value)  # sends it to the client
+            del lost
+            with pytest.raises(ConflictError) as again:
+                step(runtime, "freed", STATEMENTS, "SELECT 1")
+            assert again.value.details["ended"]
+            assert not rows_in_memory()
 
 
 async def test_rows_of_long_statements_do_not_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker runs a statement with a long value; what it uses is freed with the transaction, without a collection."""
-    gc.collect()
     async with running(tmp_path, monkeypatch) as (runtime, _):
-        assert not rows_in_memory()
-        for number in range(3):
-            name, value = f"freed-{number}", bytes(BULKY_BYTES + 1)
-            told(step(runtime, name, BEGIN))
-            await finished_step(runtime, name, "INSERT INTO t VALUES (?, ?)", 3 + number, value)
-            assert rows_in_memory()
-            await finished(runtime, name)
-            with trio.fail_after(60):  # the journal's batch and a thread still have them for a moment
-                while rows_in_memory():  # noqa: ASYNC110
-                    await trio.sleep(0.01)
+        with without_collector():
+            assert not rows_in_memory()
+            for number in range(3):
+                name, value = f"freed-{number}", bytes(BULKY_BYTES + 1)
+                told(step(runtime, name, BEGIN))
+                await finished_step(runtime, name, "INSERT INTO t VALUES (?, ?)", 3 + number, value)
+                assert rows_in_memory()
+                await finished(runtime, name)
+                with trio.fail_after(60):  # the journal's batch and a thread still have them for a moment
+                    while rows_in_memory():  # noqa: ASYNC110
+                        await trio.sleep(0.01)
 
 
 def test_long_statement_of_an_ended_transaction_is_not_kept() -> None:

@@ -207,12 +207,10 @@ class Node:
             # Pass on outcomes before waiting requests are unblocked: a request that shares the transaction must get
             # the outcome, and must not just be unblocked.
             for txid in state.votes.take_ended():
-                # None for a commit that is too old for the window: V16 refuses each base that lacks it.
+                # None for a commit that is too old for the window: V15 refuses each base that lacks it.
                 known = state.commit_window.known.get(txid)
                 if state.votes.outcomes[txid] and known is not None:
                     self.coordinator.attempts.abort_conflicting(known)
-                    if voter.barrier is not None:
-                        voter.lift_barrier(known.command)
                 self.coordinator.attempts.ended(txid)
                 if recovery.rounds or recovery.deferred:
                     recovery.ended(txid)

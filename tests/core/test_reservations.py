@@ -22,12 +22,13 @@ from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError
 from bedrockish_journal.model.access_set import AccessSet, Range, conflict, object_range
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
+from bedrockish_journal.model.membership import Member, Membership, pack_membership
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Txid
 from tests.core.net import Net, add
 from tests.core.test_shared_transactions import journal
 from tools.modelcheck.place import LEAVING, Place
 
-STEP_S = 0.004  # how long a message takes
+STEP_S = 0.004
 NEVER = Settings(reserve_ms=1)
 
 
@@ -39,9 +40,12 @@ def total(command: str, timeout_s: float = 30.0) -> Request:
 class Busy(Net):
     """Clients at each node that write single rows of one table without pause."""
 
-    def __init__(self, voters: str = "ABC", settings: Settings | None = None, *, took_s: float = 0.0) -> None:
+    def __init__(
+        self, voters: str = "ABC", settings: Settings | None = None, *, took_s: float = 0.0, delay_s: float = STEP_S
+    ) -> None:
         super().__init__(voters, settings=settings or Settings())
         self.took_s = took_s  # for statements over the whole table
+        self.delay_s = delay_s  # of each message
         self.way: deque[tuple[float, tuple[str, str, Message]]] = deque()
         self.slow_ones: deque[tuple[float, str, Event]] = deque()
         self.executed: list[str] = []  # commands over the whole table, each time
@@ -92,7 +96,7 @@ class Busy(Net):
             self.seconds += STEP_S
             self.way += [(self.seconds, flight) for flight in self.flights]
             self.flights.clear()
-            while self.way and self.way[0][0] <= self.seconds - STEP_S:
+            while self.way and self.way[0][0] <= self.seconds - self.delay_s:
                 _, (sender, receiver, message) = self.way.popleft()
                 if not self.silent.intersection((sender, receiver)):
                     self.play(receiver, "receive", sender, message)
@@ -209,6 +213,30 @@ def test_a_strict_read_of_a_busy_table_is_answered() -> None:
     net.ask("A", Request("all", (Statement("scan", ("k", "k~")),), timeout_s=30.0, read=STRICT, read_only=True))
     assert net.go_on(5.0, net.ended("A", "all"))
     assert len(net.executed) <= 12
+
+
+def _with_change(place: Place, execute: Callable[..., Event], number: int, *more: Any) -> Event:
+    """Let the command ``change`` be a change of the members, which keeps all of them."""
+    event = execute(number, *more)
+    if not isinstance(event, Executed) or place.requests[number].command != "change":
+        return event
+    members = {name: Member(name, "") for name in "ABC"}
+    changes = pack_membership(Membership(1, members))
+    return replace(event, prepared=replace(event.prepared, kind=MEMBERS, access_set=AccessSet(), changes=changes))
+
+
+@pytest.mark.parametrize("delay_s", [STEP_S, 0.06, 0.2])
+def test_change_of_members_commits_while_all_nodes_write(delay_s: float) -> None:
+    """It conflicts with every transaction, and at each execution another node has begun one more."""
+    net = Busy(delay_s=delay_s)
+    place = net.places["A"]
+    place._execute = partial(_with_change, place, place._execute)  # type: ignore[method-assign]
+    net.go_on(1.0)
+    net.ask("A", add("change", "x"))
+    assert net.go_on(4.0, net.ended("A", "change"))
+    net.go_on(1.0)
+    assert net.places["B"].core.state.roster.membership.version == 1
+    assert max(wait for _, wait in net.waits) < reservations.CHANGE_MS / 1000 + 2 * delay_s
 
 
 def test_several_large_statements_commit_one_after_the_other() -> None:

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from bedrockish.api.requests import SNAPSHOT, Request, Statement
+from bedrockish.core.coordinator.reservations import short
 from bedrockish.core.coordinator.wait_queue import GROUP_MAX
 from bedrockish.core.protocol.messages import Approve, Begin, Rollback
-from bedrockish.core.replica.voter import Barrier
 from bedrockish.core.state.certifier import EVERYTHING
 from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid, decode_transaction
+from bedrockish_journal.model.transaction import Transaction, decode_transaction
 from tests.core.net import Net, add
 
 
@@ -135,16 +135,14 @@ def test_a_begin_carries_its_commands() -> None:
     assert begun[-1].result_of("two") != begun[-1].result_of("one")
 
 
-def test_group_paused_for_a_change_of_members_is_not_divided() -> None:
-    """The group pauses before it is led, and loses no command: each gets its answer."""
+def test_group_held_back_for_a_change_of_members_loses_no_command() -> None:
+    """The first command that waits is executed alone, the others together."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
-    change = Transaction(
-        Txid(1, "C"), {}, 0, 0, 0, "change", "serializable", MEMBERS, AccessSet(write_ranges=(EVERYTHING,)), b"", b""
-    )
-    net.places["A"].core.voter.barrier = Barrier(change, net.seconds + 0.3)
+    _, said = short(AccessSet(write_ranges=(EVERYTHING,)))
+    net.places["A"].core.coordinator.contention.reservations.heard("C", (1, 300, said))
     net.run(1.0)
-    assert [one.commands for one in journal(net)] == [("first",), ("c0", "c1", "c2", "c3", "c4")]
+    assert [one.commands for one in journal(net)] == [("first",), ("c0",), ("c1", "c2", "c3", "c4")]
     assert set(net.told("A")) == {"first", "c0", "c1", "c2", "c3", "c4"}
 
 

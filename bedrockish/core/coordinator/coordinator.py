@@ -435,7 +435,7 @@ class Coordinator:
         is_scheduled = state.schema.scheduled is not None
         if is_scheduled and self.replies.schema_barrier.blocks(prepared, clock):
             return Stage.SCHEMA
-        # Safe time is a whole conflict window behind. Every voter would reject the transaction (V16), because commits
+        # Safe time is a whole conflict window behind. Every voter would reject the transaction (V15), because commits
         # that its snapshot lacks may have left the window.
         if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):
             inflight.refusal = requests.no_safe_time(state)
@@ -505,10 +505,6 @@ class Coordinator:
             met = state.votes.pending.conflicts(inflight.access_set)
             rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
         transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
-        # Like other leaders' transactions, ours step back for a membership change (V11): otherwise a busy node would
-        # starve the change.
-        if self.voter.barrier is not None and self.voter.steps_back(transaction):
-            return Pause(10 + 20 * state.draw())
         now = state.clock.now.seconds
         repeat, trace = Repeat(now, state.answer_pause_s), inflight.request.trace
         attempt = Attempt(transaction, [inflight.number], now, repeat=repeat, trace=trace)

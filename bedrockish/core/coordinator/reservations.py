@@ -3,7 +3,8 @@
 Such a statement conflicts with every commit on that table between its snapshot and its own decision. While clients
 write rows of the table all the time, at any node, it would be executed again for ever. So after some failed executions
 its node gossips a *reservation*: the access set of the statement, and a duration. Until the reservation ends, no leader
-begins a transaction that conflicts with it; the requests that wait for it go on afterwards.
+begins a transaction that conflicts with it; the requests that wait for it go on afterwards. A change of the members
+conflicts with every transaction, so its node makes a reservation at once.
 
 The votes do not depend on reservations. Like turns they only affect timing: a leader that does not receive one, or is
 of an older release, costs the statement another execution. Each node bounds the time that reservations can cost its own
@@ -35,10 +36,11 @@ from bedrockish_journal.model.access_set import (
     object_of,
     object_range,
 )
-from bedrockish_journal.model.transaction import ROWS, Txid
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, Txid
 
 ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # a request makes a reservation after these executions, and seconds since its arrival
 WIDE = 64  # keys: a request for fewer keys and for no range never makes a reservation
+CHANGE_MS = 1_000  # shortest reservation of a change of the members: its node may not know how long commits take
 TIMES = 2.5  # the duration of a reservation, as a multiple of the time of the request's last failed execution
 SETTLING = 4  # commit times in which transactions begun before the reservation arrived have usually ended
 SHARE = 0.25  # the share of the time for all reservations together
@@ -91,24 +93,25 @@ class Reservations:
         # nothing. A kept execution need not be repeated.
         is_short = inflight.kept is not None or 1000 * inflight.took_s < self._state.settings.reserve_ms
         if self._own is None and is_short:
-            self._ask(inflight, without_names(access_set))
+            self._ask(inflight, without_names(access_set), CHANGE_MS if kind == MEMBERS else 0)
 
     def _qualifies(self, inflight: InFlight, access_set: AccessSet, kind: str) -> bool:
         """Return whether a request is large and old enough, and was executed often enough, to need a reservation."""
-        if (
-            inflight.attempts < ATTEMPTS_MIN
-            or inflight.once
-            or self._state.clock.now.seconds - inflight.came < AGE_S_MIN
-        ):
+        if inflight.once:
             return False
-        # Changes of the schema or of the members are excluded, by their kind or by their range of clocks.
+        if kind == MEMBERS:
+            return True
+        if inflight.attempts < ATTEMPTS_MIN or self._state.clock.now.seconds - inflight.came < AGE_S_MIN:
+            return False
+        # Changes of the schema are excluded, by their kind or by their range of clocks: a rejected one leaves more time
+        # until it comes into force.
         if kind != ROWS or any(low < CLOCKS[1] and CLOCKS[0] < high for low, high in access_set.write_ranges):
             return False
         return access_set.has_ranges or len(without_names(access_set).touched) >= WIDE
 
-    def _ask(self, inflight: InFlight, access_set: AccessSet) -> None:
+    def _ask(self, inflight: InFlight, access_set: AccessSet, at_least_ms: int) -> None:
         state = self._state
-        wanted_ms = 1000 * (TIMES * inflight.took_s + 3 * SETTLING * state.commit_s)
+        wanted_ms = max(at_least_ms, 1000 * (TIMES * inflight.took_s + 3 * SETTLING * state.commit_s))
         for_ms = min(state.settings.reserve_ms, 1 + round(wanted_ms))
         access_set, said = short(access_set)
         txid = Txid(state.clock.tick(), state.me)

@@ -47,7 +47,7 @@ class Reason(IntEnum):
     TOO_OLD = 3  # the transaction's snapshot is older than the conflict window
     AHEAD = 4  # the transaction's clock is further ahead of the voters' wall clocks than allowed
     PROMISED = 5  # the voter has promised the transaction to a recovery
-    BARRIER = 6  # a membership change goes first
+    BARRIER = 6  # a membership change goes first; only releases up to 0.2.1 send it
     MEMBERS = 7  # the transaction was begun under another membership
     DIFFERS = 9  # the transaction's before-images differ from the voter's rows
     FORGOTTEN = 8  # the id of one of its commands is older than the voter's memory of commands

@@ -223,7 +223,7 @@ class Recovery:
         state = self.state
         transaction = state.read_body(message.body)
         txid = transaction.txid
-        # A node that followed such a clock would move all clocks up to it, for good. V15 tests a BEGIN with a tighter
+        # A node that followed such a clock would move all clocks up to it, for good. V14 tests a BEGIN with a tighter
         # bound; a RECOVER or ACCEPT must not be refused by that bound.
         if peer != state.me and state.clock.is_absurd(txid.clock):
             raise EntryMalformedError(f"{txid} began more than a year ahead of most voters' clocks")

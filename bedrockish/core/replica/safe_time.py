@@ -263,8 +263,8 @@ class SafeTime:
         # New commits are in an index by key. Settled commits are seldom looked up; packed, they take a tenth of the
         # memory.
         state.commit_window.pack(settled, state.votes.outcomes)
-        # V16 accepts a base only if it has all commits that are a conflict window older than the transaction. For a
-        # commit that is dropped sooner, the window keeps a floor, which V16 tests as well.
+        # V15 accepts a base only if it has all commits that are a conflict window older than the transaction. For a
+        # commit that is dropped sooner, the window keeps a floor, which V15 tests as well.
         state.commit_window.forget(moved(settled, -state.settings.conflict_window_ms))
         if not state.clock.follows_wall:
             state.commit_window.forget(self._safe_long_ago())

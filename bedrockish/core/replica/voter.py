@@ -1,10 +1,8 @@
 """The votes on other leaders' transactions: a voter approves or rejects a BEGIN, and accepts rollbacks.
 
-The clauses V1 to V17 are those of docs/protocol.md, "The clauses". A reject stores nothing. An approval is sent only
+The clauses V1 to V16 are those of docs/protocol.md, "The clauses". A reject stores nothing. An approval is sent only
 when it is durable, because the driver delays all output of a step until then.
 """
-
-from dataclasses import dataclass
 
 from bedrockish.core.protocol.effects import SendOutcome
 from bedrockish.core.protocol.messages import Accepted, Approve, Ask, Begin, Outcome, Reason, Refused, Reject, Rollback
@@ -14,24 +12,14 @@ from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import prepare_commit
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
-from bedrockish_journal.model.access_set import conflict
 from bedrockish_journal.model.clock import moved
-from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
+from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import covers
 
 NO_KEY = b""  # the key of a reject that names no other transaction
 DEFERRED_MAX = 10_000  # most BEGINs that wait for their base; leaders repeat a dropped one after ``suspicion_ms``
 ASKED_MAX = 1_000  # most transactions of one ASK that are answered: each may cost a lookup in the journal
-BARRIER_S = 0.3  # how long new transactions wait after a rejected membership change, so that its next attempt succeeds
 COMPARING_S = 5.0  # how long closed time waits for the comparison of a transaction's rows with ours
-
-
-@dataclass(slots=True)
-class Barrier:
-    """A rejected membership change: other transactions wait for its commit, or until the time ``until``, in seconds."""
-
-    transaction: Transaction
-    until: float
 
 
 class Voter:
@@ -42,7 +30,6 @@ class Voter:
         self.apply_queue = apply_queue
         self.deferred: dict[Txid, Transaction] = {}  # BEGINs whose base is not covered yet
         self.compared: dict[Txid, Transaction] = {}  # BEGINs whose rows are being compared
-        self.barrier: Barrier | None = None
         self.approved: list[Transaction] = []  # the transactions approved since the node last read this
         self.rivals: list[str] = []  # the leaders whose BEGINs conflicted with ours since the node last read this
 
@@ -98,7 +85,7 @@ class Voter:
         if reason is not None:
             self._reject(txid, reason)
             return
-        # Move the clock up only after V15 has accepted the BEGIN's: from now on our own transactions have later clocks.
+        # Move the clock up only after V14 has accepted the BEGIN's: from now on our own transactions have later clocks.
         state.clock.adjust(txid.clock)
         for given_up in transaction.rollbacks:  # V5: its leader gave these up before this BEGIN
             if given_up.leader == txid.leader:
@@ -115,7 +102,7 @@ class Voter:
                 state.timers.set(state.settings.fetch_after_ms, Timer.FETCH)
             return
         if not covers(transaction.base, state.commit_window.floor):
-            # The leader's safe time is within the conflict window (V16). But a commit with an old clock that arrived
+            # The leader's safe time is within the conflict window (V15). But a commit with an old clock that arrived
             # late is dropped here soon after its arrival, and a transaction executed before has not seen that commit.
             self._reject(txid, Reason.TOO_OLD)
             return
@@ -132,15 +119,11 @@ class Voter:
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
             state.contests.meet(found.key, state.clock.now.seconds)
-            self._raise_barrier(transaction, found)
             self._reject(txid, Reason.FOR, found)
             return
-        if self.barrier is not None and self._is_behind_barrier(transaction):  # V11: a rejected change goes first
-            self._reject(txid, Reason.BARRIER)
+        if not self._check_rows(transaction, until):  # V11: its before-images are the rows here
             return
-        if not self._check_rows(transaction, until):  # V12: its before-images are the rows here
-            return
-        state.votes.hold(transaction)  # V13: durable before the approval leaves
+        state.votes.hold(transaction)  # V12: durable before the approval leaves
         # Our own requests that wait for their turn on these keys now wait for its end (``Node._pass_on_progress``).
         self.approved.append(transaction)
         self._approve(txid)
@@ -169,7 +152,7 @@ class Voter:
 
     def _untimely(self, transaction: Transaction) -> Reason | None:
         state, clock = self.state, transaction.txid.clock
-        # V14: this node has announced, or may have announced before a restart, that it approves nothing at such a
+        # V13: this node has announced, or may have announced before a restart, that it approves nothing at such a
         # clock.
         if clock <= state.clock.closed or clock <= state.clock.floor:
             return Reason.TOO_LATE
@@ -177,9 +160,9 @@ class Voter:
         if leader is not None:
             # ``status`` names the machine whose clock is wrong.
             leader.ahead_ms = ahead
-        if ahead:  # V15: following this clock would move the clocks of all nodes there, for good
+        if ahead:  # V14: following this clock would move the clocks of all nodes there, for good
             return Reason.AHEAD
-        # V16: commits that its snapshot may lack must still be in the conflict window, which V9 searches.
+        # V15: commits that its snapshot may lack must still be in the conflict window, which V9 searches.
         if clock > moved(transaction.safe, state.settings.conflict_window_ms):
             return Reason.TOO_OLD
         if state.clock.counted and not covers(transaction.base, state.commit_window.floor):
@@ -199,49 +182,13 @@ class Voter:
             self.rivals.append(txid.leader)
         state.outbox.send(txid.leader, Reject(txid, reason, other, key, state.clock.read()))
 
-    # -- barriers --------------------------------------------------------------------------------------------------
-
-    def _raise_barrier(self, transaction: Transaction, found: Conflict) -> None:
-        """Raise the barrier for a rejected membership change: a busy cluster would starve the change otherwise.
-
-        A rejected schema change needs no barrier: its next attempt leaves more time until it comes into force.
-        """
-        # A committed rival does not block the next attempt of the change, whose base will contain that commit.
-        if transaction.kind != MEMBERS or found.other not in self.state.votes.pending:
-            return
-        now = self.state.clock.now.seconds
-        # Do not renew a barrier while it lasts: a change that can never succeed must not stop all writes for good.
-        if self.barrier is None or self.barrier.until < now:
-            self.barrier = Barrier(transaction, now + BARRIER_S)
-
-    def _is_behind_barrier(self, transaction: Transaction) -> bool:
-        barrier = self.barrier
-        # Compare the commands: the next attempt of the change is another transaction.
-        if barrier is None or transaction.command == barrier.transaction.command:
-            return False
-        if self.state.clock.now.seconds > barrier.until:
-            self.barrier = None
-            return False
-        return conflict(barrier.transaction.access_set, transaction.access_set) is not None
-
-    def steps_back(self, transaction: Transaction) -> bool:
-        """Return whether one of our own transactions has to pause for a membership change."""
-        if transaction.kind == MEMBERS:
-            return False
-        return self._is_behind_barrier(transaction)
-
-    def lift_barrier(self, command: str) -> None:
-        """Lift the barrier of a membership change that is committed."""
-        if self.barrier is not None and self.barrier.transaction.command == command:
-            self.barrier = None
-
     # -- rollbacks and questions -----------------------------------------------------------------------------------
 
     def on_rollback(self, peer: str, message: Rollback) -> None:
         """Accept a leader's rollback, unless a recovery has a higher ballot, or this node is not a voter."""
         state, txid = self.state, message.txid
         if txid.leader != peer or self.tell_outcome(peer, txid) or not state.roster.is_voter(state.me):
-            return  # V17: ballot 1 belongs to the transaction's leader alone, and only a voter's acceptance counts
+            return  # V16: ballot 1 belongs to the transaction's leader alone, and only a voter's acceptance counts
         clock = state.clock.read()
         if state.votes.accept_rollback(txid):
             state.outbox.send(peer, Accepted(txid, 1, clock))

@@ -60,7 +60,7 @@ class Clock:
         self._raise_above = moved(ceiling, -(settings.clock_block_ms // 4))
         self.follows_wall = follows_wall
         self.counted = not follows_wall  # whether the clock has only counted at any time since the start
-        # The file keeps the cut and not the closed time; V14 uses the floor for closed times before the restart.
+        # The file keeps the cut and not the closed time; V13 uses the floor for closed times before the restart.
         self.closed = self.cut = cut  # see ``bedrockish.core.replica.times``
         # ``settled``: the safe time that will hold as soon as all entries that others have reported are applied here.
         # No transaction up to it can still be decided; but some entries may not be here yet.
@@ -146,7 +146,7 @@ class Clock:
     def follow_wall(self, *, follows: bool) -> None:
         """Follow the wall from now on, or only count."""
         self.follows_wall = follows
-        # ``counted`` stays True: after the clock has only counted, its values do not show the age of a commit (V16).
+        # ``counted`` stays True: after the clock has only counted, its values do not show the age of a commit (V15).
         self.counted = self.counted or not follows
         self._wall = pack(min(self.followed_ms, WALL_MS_MAX)) if follows else 0
 
@@ -183,7 +183,7 @@ class Clock:
 
     def tick(self) -> int:
         """Return a new value, above all that this node has seen, closed or promised."""
-        # This node's own vote rejects a clock at or below closed (V14).
+        # This node's own vote rejects a clock at or below closed (V13).
         self.adjust(self.closed)
         # Above every earlier value even if the wall stands still or goes back: a Txid (a clock and a leader) must be
         # given only once.

@@ -103,7 +103,7 @@ class OwnEnds:
     def forget(self, closed: int) -> None:
         """Drop the ends that were learned up to a closed time.
 
-        V14 refuses transactions with a clock up to closed time, so V10 no longer needs these ends.
+        V13 refuses transactions with a clock up to closed time, so V10 no longer needs these ends.
         """
         while self._ended and self._ended[0][0] <= closed:
             txid = self._ended.popleft()[1]

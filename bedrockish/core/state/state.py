@@ -358,7 +358,7 @@ class State:
         is_repeat = txid.clock <= self.clock.safe or (since is None and self.outcome(txid) is True)
         # The transaction leaves ``pending`` here and enters the commit window below, with no conflict test in between.
         self.votes.end(txid, commit=True)
-        # V16 refuses each base that lacks a commit of this age or older, so such commits are not compared any more.
+        # V15 refuses each base that lacks a commit of this age or older, so such commits are not compared any more.
         forgotten = moved(self.clock.settled, -self.settings.conflict_window_ms)
         # Our own commits are added even if they are older: their answers look up their places in the window.
         is_late = txid.clock <= forgotten and txid.leader != self.me

@@ -280,7 +280,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _fail(message: str, status: int) -> int:
-    click.echo("error: " + visible(" ".join(message.split())), err=True)  # the message may quote data
+    with suppress(OSError):  # a supervisor may have closed standard error, and still learns the status
+        click.echo("error: " + visible(" ".join(message.split())), err=True)  # the message may quote data
     return status
 
 

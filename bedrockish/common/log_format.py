@@ -1,18 +1,25 @@
 """Writes log messages to standard error, one line for each, as text or as JSON. A program sets it up once."""
 
+import io
 import json
 import logging
+import os
 import re
+import select
+import stat
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from contextlib import suppress
+from typing import Any, TextIO
 
 LINES_A_MINUTE = 100
 _NUMBER = re.compile(r"[0-9]+")
 MINUTE_S = 60.0
 KINDS_MAX = 1_000
 KIND_CHARACTERS_MAX = 60
+PIECE_BYTES = getattr(select, "PIPE_BUF", 512)  # a pipe that is ready takes so many bytes without waiting
+CUT = b"\n(output is missing here, because its reader was slow)\n"
 LINE = "%(asctime)s %(levelname)-7s %(node)s %(message)s"
 
 
@@ -99,14 +106,65 @@ class _JsonLines(_Lines):
         return json.dumps(fields, ensure_ascii=False)
 
 
+class _Unwaited(io.FileIO):
+    """Writes to a pipe, a socket or a terminal without waiting for its reader; leaves out what does not fit.
+
+    Otherwise a supervisor that does not read a node's output, or a paused terminal, would stop the node's event loop.
+    ``O_NONBLOCK`` on the descriptor itself would hold for other programs that write to it, too: where the system lets
+    a process open the pipe again, this process has ``O_NONBLOCK`` for itself.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        file = descriptor
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode) or os.isatty(descriptor):
+            with suppress(OSError):  # the pipe is another user's, or the system lacks /proc
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                file = os.open(f"/proc/self/fd/{descriptor}", flags)
+        self._is_blocking = file == descriptor
+        super().__init__(file, "w", closefd=not self._is_blocking)
+        self._poll = select.poll()
+        self._poll.register(file, select.POLLOUT)
+        self._rest, self._is_cut = b"", False  # what is left of a text that was written in part
+
+    def write(self, text: Any, /) -> int:
+        """Write a text as far as it fits; return its whole length."""
+        if self._pass_on():
+            self._rest = CUT * self._is_cut + bytes(text)
+            self._is_cut = False
+            self._pass_on()
+        else:
+            self._is_cut = True
+        return len(text)
+
+    def _pass_on(self) -> bool:
+        """Write the rest as far as it fits; return whether all of it did."""
+        while self._rest and not (self._is_blocking and not self._poll.poll(0)):
+            written = super().write(self._rest[:PIECE_BYTES])
+            if written is None:
+                break
+            self._rest = self._rest[written:]
+        return not self._rest
+
+
+def never_wait(stream: TextIO) -> TextIO:
+    """Return a stream to the same place that never waits for its reader, or the stream itself if poll cannot ask it."""
+    try:
+        file = _Unwaited(stream.fileno())
+    except (OSError, AttributeError):  # a stream of Python alone; or Windows, which lacks poll
+        return stream
+    return io.TextIOWrapper(file, stream.encoding, stream.errors, write_through=True)
+
+
 def set_up(level: str, node: str = "-", *, as_json: bool = False, stream: TextIO | None = None) -> None:
-    """Set up all loggers of this process to write to standard error.
+    """Set up all loggers of this process to write to standard error, which never waits for its reader from then on.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
         node: the name of this process in its lines.
         stream: the output in place of standard error.
     """
+    if stream is None:
+        sys.stderr = never_wait(sys.stderr)
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonLines() if as_json else _Lines())
     handler.addFilter(_WithNode(node))

@@ -279,6 +279,16 @@ def test_command_with_closed_standard_streams_opens_null_devices_for_them(tmp_pa
     assert told.read_text() == "0 /dev/null /dev/null /dev/null\n"
 
 
+def test_command_keeps_its_status_when_its_error_output_is_closed() -> None:
+    """A node that must not be started again ends with 5; its supervisor learned 1 if it had closed the pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "bedrockish.cli.main", "serve", "--node", "9"]
+    done = subprocess.run(command, stderr=writer, env=clean_environment(), check=False)
+    os.close(writer)
+    assert done.returncode == 2
+
+
 def test_script_from_a_pipe_runs_blocks_as_one_transaction() -> None:
     node = Table()
     script = "-- a comment\nINSERT INTO t VALUES ('a;b');\nBEGIN;\nINSERT 2;\nSELECT 3;\nCOMMIT;\nBEGIN;COMMIT;"

@@ -3,7 +3,11 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -57,3 +61,48 @@ def test_repeated_log_lines_are_summed_up() -> None:
     assert lines[-1] == "caller 99 is gone (and 48 more lines like this in the last 61 s)"
     logger.warning("caller 100 is gone")
     assert lines[-1] == "caller 100 is gone"
+
+
+def _drained(reader: int) -> str:
+    os.set_blocking(reader, False)
+    found = b""
+    with suppress(BlockingIOError):
+        while part := os.read(reader, 1 << 20):
+            found += part
+    return found.decode()
+
+
+def _socket_pair() -> tuple[int, int]:
+    reader, writer = socket.socketpair()
+    return reader.detach(), writer.detach()
+
+
+@pytest.mark.parametrize("make", [os.pipe, _socket_pair, os.openpty])
+def test_full_pipe_of_the_log_leaves_lines_out_and_does_not_wait(
+    make: Callable[[], tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that did not read a node's standard error stopped the node at its next line."""
+    reader, writer = make()
+    try:
+        with os.fdopen(writer, "w", closefd=False) as stream:
+            monkeypatch.setattr(sys, "stderr", stream)
+            logs.set_up("debug", "A")
+            logger = logging.getLogger("x")
+            for _ in range(30):
+                logger.info("a" * 100_000)
+            print("not read", file=sys.stderr)
+            before = _drained(reader)
+            logger.info("the reader is back")
+            after = _drained(reader)
+            assert os.get_blocking(writer), "other programs that write there still wait"
+        assert 0 < before.count("a") < 30 * 100_000
+        assert "aaa" in after or "missing" in after
+        while "the reader is back" not in after:  # a terminal takes a long line in parts
+            logger.info("the reader is back")
+            after += _drained(reader)
+        assert "output is missing here" in after
+        assert "not read" not in after
+        sys.stderr.close()
+    finally:
+        os.close(reader)
+        os.close(writer)

@@ -325,6 +325,17 @@ def told_too_early(command: str) -> ConflictError:
     )
 
 
+def schema_changed() -> ConflictError:
+    """Return the error for a transaction that began on another schema than the one in force."""
+    why = "the schema has changed since the transaction began; the transaction did not happen: run it again"
+    return ConflictError(why, table="schema")
+
+
+def transaction_ended() -> UnavailableError:
+    """Return the error for a step of an open transaction that was ended while the step ran or waited."""
+    return UnavailableError("the transaction was ended; it did not happen")
+
+
 def _subclasses(cls: type[BedrockishError]) -> dict[str, type[BedrockishError]]:
     found = {cls.code: cls} if "code" in vars(cls) else {}  # an internal class has the code of its base
     for sub in cls.__subclasses__():

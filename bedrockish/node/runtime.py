@@ -97,20 +97,12 @@ class Runtime:
         self._values = OwnValues(engine, self._loop.ring)
         self.known = Incarnations(engine.get_meta(PREFIX), self._values.keep)
         limits = config.limits
-        self.boundary = Boundary()
+        self.boundary = Boundary(engine, self.durable)
         places = limits.workers_max
         self.workers = WorkerPool(engine, self.core, places, self._ran_in_worker, self.faults, self.boundary)
         self.upkeep = Upkeep(self.core, engine, config, self._clocks, self.post, self.durable)
         self.transactions = Transactions(
-            engine,
-            self.core,
-            self.submit,
-            self.submission,
-            self.durable,
-            limits,
-            self.workers,
-            self.faults,
-            self.boundary,
+            engine, self.core, self.submit, self.submission, limits, self.workers, self.faults, self.boundary
         )
         self._comparison = RowComparison(
             engine, self.transactions.snapshots, self.post, self._start, self.stop, self.faults
@@ -302,8 +294,7 @@ class Runtime:
         """Return the reads and writes of a text's statements; with ``columns``, the first statement's columns."""
         if not self.core.state.health.reads:
             raise UnavailableError(self.core.state.trouble)
-        while self.engine.batch.is_away:
-            await self.durable()
+        await self.boundary.wait_for_writer()
         explained = self._executions.explain(statement, user, columns=columns)
         told = await self.faults.stopping("explaining a statement", explained)
         await self.durable()

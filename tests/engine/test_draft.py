@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from bedrockish.api.requests import Result, Statement
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution import ddl_workspace as drafts
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
@@ -29,7 +30,6 @@ from bedrockish.errors import (
 )
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions import private_copy
-from bedrockish.node.transactions.lending import Lending
 from bedrockish.node.transactions.places import Services
 from bedrockish.node.transactions.private_copy import PrivateCopy
 from bedrockish.sqltext.transaction_control import parse_control
@@ -51,9 +51,9 @@ class Desk:
     def __init__(self, path: Path, changes_bytes: int = 32 << 20) -> None:
         self.node = TestNode(path, limits=Limits(changes_bytes=changes_bytes))
         self.interactive = Interactive(self.node.engine, lambda _access_set, _base: None)
-        self.boundary = Boundary()
-        self.lending = Lending(self.node.engine, self.interactive, self.durable, self.boundary)
-        self.private_copy = PrivateCopy(cast(Services, SimpleNamespace(engine=self.node.engine, lending=self.lending)))
+        self.boundary = Boundary(self.node.engine, self.durable)
+        parts = {"engine": self.node.engine, "interactive": self.interactive, "boundary": self.boundary}
+        self.private_copy = PrivateCopy(cast(Services, SimpleNamespace(**parts)))
         self.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v UNIQUE)")
         self.node.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 
@@ -66,14 +66,14 @@ class Desk:
         statement = request(sql).statements[0]
         control = parse_control(statement.sql)
         if control is not None:
-            assert work.workspace is not None
-            await self.lending.control(work, control)
+            workspace = self.private_copy.workspace(work)
+            await self.private_copy.lend(work, lambda: workspace.control(control))
             return Result((), [])
         if work.workspace is not None or self.interactive.is_schema(statement):
             if not isinstance(work.workspace, Draft):
                 await self.private_copy.start(work, ROOM)
-            workspace = self.lending.workspace(work)
-            return (await self.lending.run(work, lambda: workspace.run(statement, ROOM)))[0]
+            workspace = self.private_copy.workspace(work)
+            return (await self.private_copy.lend(work, lambda: workspace.run(statement, ROOM)))[0]
         try:
             for piece, params in self.interactive.pieces(work, statement):
                 result, size = self.interactive.run(work, piece, params, ROOM)
@@ -86,7 +86,7 @@ class Desk:
 
     async def commit(self, work: TransactionWork) -> str:
         """Commit the transaction, put it in force, and return its failure."""
-        prepared = await self.lending.finish(work)
+        prepared = await self.finish(work)
         self.interactive.end(work)
         entry = self.node.entry(prepared)
         changed = Entry(self.node.node, entry.tick, entry.quorum, _later(entry), None, entry.prev)
@@ -95,6 +95,10 @@ class Desk:
         failure = self.node.engine.versions.activate(changed.txid)
         self.node.save()
         return failure
+
+    async def finish(self, work: TransactionWork) -> Prepared:
+        """Return the prepared transaction."""
+        return await self.private_copy.lend(work, self.private_copy.workspace(work).finish)
 
     def close(self) -> None:
         self.interactive.close()
@@ -304,7 +308,7 @@ async def test_another_schema_change_ends_an_open_schema_transaction(desk: Desk)
     work = TransactionWork(serializable=True)
     await desk.run(work, "CREATE TABLE u(x)")
     desk.node.run("CREATE TABLE other(x)")
-    for action in (desk.run(work, "SELECT 1"), desk.lending.finish(work)):
+    for action in (desk.run(work, "SELECT 1"), desk.finish(work)):
         with pytest.raises(ConflictError, match="schema"):
             await action
     desk.interactive.end(work)

@@ -20,7 +20,7 @@ from bedrockish.errors import ConflictError, ConstraintError, UnavailableError, 
 from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions import own_workspace
 from bedrockish.node.transactions.callers import Owner
-from bedrockish.node.transactions.lending import Lending
+from bedrockish.node.transactions.places import WorkspacePlace
 from tests.node.test_durability import open_runtime, request
 
 OWNER = Owner("1.2.3.4")
@@ -415,16 +415,16 @@ async def test_transaction_that_ends_while_it_moves_to_temporary_tables_leaves_t
     async with a_client(tmp_path, monkeypatch) as client:
         await client.step(BEGIN, Statement("CREATE TEMP TABLE few AS SELECT id FROM t"), temporary="+one")
         await client.step(COMMIT)
-        real = Lending.begin
+        real = WorkspacePlace.begin
 
-        async def begin(self: Lending, work: TransactionWork, *arguments: Any) -> None:
-            monkeypatch.setattr(Lending, "begin", real)
-            self.interactive.end(work)  # as if the link of its client had ended while it waited for the TEMP objects
-            await real(self, work, *arguments)
+        async def begin(self: WorkspacePlace, work: TransactionWork, *arguments: Any, **options: Any) -> None:
+            monkeypatch.setattr(WorkspacePlace, "begin", real)
+            self._interactive.end(work)  # as if the link of its client had ended while it waited for the TEMP objects
+            await real(self, work, *arguments, **options)
 
         for number in range(3):
             client.name = f"ended {number}"
-            monkeypatch.setattr(Lending, "begin", begin)
+            monkeypatch.setattr(WorkspacePlace, "begin", begin)
             with pytest.raises(UnavailableError, match="was ended"):
                 await client.step(BEGIN, Statement("SELECT count(*) FROM few"), temporary="one")
             client.name = f"next {number}"

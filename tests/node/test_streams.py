@@ -72,9 +72,9 @@ async def test_strict_stream_reads_at_the_confirmed_moment(tmp_path: Path) -> No
     desk.node.run("INSERT INTO t VALUES (1, 'old')")
     desk.node.engine.flush()
     majority = Majority(desk)
-    snapshots = Snapshots(desk.node.engine, desk.interactive.readers, durable, Boundary())
-    damaged = cast(Any, None)
-    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, Bounds(), damaged, damaged)
+    boundary = Boundary(desk.node.engine, durable)
+    snapshots, workers = Snapshots(desk.node.engine, desk.interactive.readers, boundary), cast(Any, None)
+    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, boundary, Bounds(), workers)
     statement = Statement("SELECT id FROM t", None)
     for read, expected in ((STRICT, [(1,), (2,)]), ("session", [(1,), (2,), (3,)])):
         owner = object()
@@ -111,10 +111,10 @@ async def test_stream_compiles_its_statement_when_no_thread_has_the_writer(
         return cursor.compile_read(*arguments)
 
     monkeypatch.setattr(cursors, "compile_read", compile_read)
-    snapshots = Snapshots(engine, desk.interactive.readers, written, Boundary())
-    damaged = cast(Any, None)
+    boundary = Boundary(engine, written)
+    snapshots, workers = Snapshots(engine, desk.interactive.readers, boundary), cast(Any, None)
     majority = Majority(desk)
-    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, Bounds(), damaged, damaged)
+    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, boundary, Bounds(), workers)
     request = Request("c", (Statement("SELECT id FROM t", None),), "session")
     engine.batch.hand_over(lambda: None)
     async with trio.open_nursery() as nursery:

@@ -10,8 +10,9 @@ import trio
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, STRICT, Answer, Request, Statement, decode_results
 from bedrockish.api.wire import BEGIN, STATEMENTS
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.snapshot import Readers, Snapshot
 from bedrockish.engine.execution.workspace import Workspace
-from bedrockish.errors import ConflictError
+from bedrockish.errors import ConflictError, UnavailableError
 from bedrockish.node.runtime import Runtime
 from tests.node.test_durability import request
 from tests.node.test_open_transactions import OWNER, finished, running
@@ -63,6 +64,24 @@ async def test_transaction_whose_rows_were_changed_is_lost_when_it_reads_the_jou
         await runtime.submit(request("UPDATE t SET x = 11 WHERE id = 1", "other"))
         with pytest.raises(ConflictError, match="read that table first"):
             await run(runtime, STATEMENTS, COUNT)
+
+
+async def test_transaction_alone_fails_if_the_machine_has_no_room_for_its_later_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot is taken in the node's loop, which an error there would end."""
+
+    def no_room(_readers: Readers) -> Snapshot:
+        raise UnavailableError("no room for another connection")
+
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await run(runtime, BEGIN, "SELECT x FROM t WHERE id = 1")
+        await runtime.submit(request("UPDATE t SET x = 21 WHERE id = 2", "other"))
+        monkeypatch.setattr(Readers, "take_snapshot", no_room)
+        with pytest.raises(UnavailableError, match="no room for another connection"):
+            await run(runtime, STATEMENTS, COUNT)
+        await runtime.submit(request("UPDATE t SET x = 22 WHERE id = 2", "after"))
+        assert not runtime.transactions
 
 
 async def test_snapshot_isolation_reads_the_journal_strictly_on_its_first_snapshot_only(

@@ -15,7 +15,7 @@ from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.commit_window import NEVER, CommitWindow
 from bedrockish.core.state.conflict_records import note_conflict
 from bedrockish.core.state.state import State
-from bedrockish.errors import BedrockishError, ConflictError
+from bedrockish.errors import BedrockishError, ConflictError, schema_changed
 from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.vector import Vector
@@ -123,10 +123,7 @@ def lost_to(state: State, found: Conflict) -> ConflictError:
 def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None:
     """Return the error if an earlier execution would have another result now, else None."""
     if prepared.schema != state.schema.version:
-        return ConflictError(
-            "the schema has changed since the transaction began; the transaction did not happen: run it again",
-            table="schema",
-        )
+        return schema_changed()
     access_set, config = _rests_on(command, prepared, 0 if prepared.readonly else state.clock.read())
     return overtaken(state, access_set, prepared.base, prepared.spans, config=config)
 

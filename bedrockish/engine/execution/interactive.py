@@ -40,9 +40,10 @@ from bedrockish.errors import (
     BedrockishError,
     ConflictError,
     ConstraintError,
-    UnavailableError,
     UnsupportedError,
+    schema_changed,
     told_too_early,
+    transaction_ended,
 )
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
@@ -422,7 +423,7 @@ class Interactive:
             locks.release(work.command)
         draft = work.workspace
         if draft is not None and work.lent:
-            draft.stop(UnavailableError("the transaction was ended; it did not happen"))
+            draft.stop(transaction_ended())
             return
         if draft is not None:
             draft.close()
@@ -489,10 +490,7 @@ class Interactive:
     def check_schema(self, work: TransactionWork) -> None:
         """Raise a ConflictError if the schema has changed since the transaction began."""
         if work.base is not None and work.schema != self.engine.schema_version:
-            raise ConflictError(
-                "the schema has changed since the transaction began; the transaction did not happen: run it again",
-                table="schema",
-            )
+            raise schema_changed()
 
     def overtaken(self, work: TransactionWork, *, moves: bool = False) -> BedrockishError | None:
         """Return the error of a transaction if a commit after its base has changed rows that it depends on; else None.

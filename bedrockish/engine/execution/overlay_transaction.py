@@ -23,7 +23,14 @@ from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.workspace import Workspace, Writer
 from bedrockish.engine.statements.compiled import READ, Compiled
 from bedrockish.engine.storage.overlay_vfs import FileState
-from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.errors import (
+    BedrockishError,
+    ConstraintError,
+    SqlError,
+    UnsupportedError,
+    UsageError,
+    transaction_ended,
+)
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, control_of
 from bedrockish_journal.model.access_set import READS, WRITES
 
@@ -97,14 +104,14 @@ class OverlayTransaction:
     def writer(self) -> Writer:
         """The writing connection and its parts, from ``start`` on."""
         if self._writer is None:
-            raise UnavailableError("the transaction was ended; it did not happen")
+            raise transaction_ended()
         return self._writer
 
     @property
     def interactive(self) -> Interactive:
         """The code that runs its statements, from ``start`` on."""
         if self._interactive is None:
-            raise UnavailableError("the transaction was ended; it did not happen")
+            raise transaction_ended()
         return self._interactive
 
     @property

@@ -14,7 +14,6 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage.index_build import Build, Phase
 from bedrockish.engine.storage.index_plan import BuildPlan
 from bedrockish.errors import UnavailableError
-from bedrockish.node.scheduling.durability import Durable
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.transaction import Transaction
@@ -33,8 +32,8 @@ class Builds:
         state: knows which change is scheduled.
     """
 
-    def __init__(self, engine: Engine, state: State, durable: Durable, boundary: Boundary) -> None:
-        self._engine, self._state, self._durable, self._boundary = engine, state, durable, boundary
+    def __init__(self, engine: Engine, state: State, boundary: Boundary) -> None:
+        self._engine, self._state, self._boundary = engine, state, boundary
         self._due = trio.Event()
         self._seen: Transaction | None = None  # the scheduled change that was examined last
 
@@ -87,7 +86,7 @@ class Builds:
         def begin() -> Build | None:
             return self._engine.builds.start(plan, change.txid) if self._state.schema.scheduled is change else None
 
-        return await self._boundary.result_of(begin, self._durable, is_open=self._engine.batch.is_dirty)
+        return await self._boundary.result_of(begin)
 
     async def _build(self, build: Build) -> None:
         """Advance a build until its result is ready or has failed, or until the engine has another build or none."""
@@ -108,6 +107,6 @@ class Builds:
             took_s = time.thread_time() - began
             slices += 1
             if slices % most == 0:
-                await self._durable()
+                await self._boundary.durable()
             await trio.sleep(max(PAUSE_S, took_s))
-        await self._durable()
+        await self._boundary.durable()

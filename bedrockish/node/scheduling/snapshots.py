@@ -17,9 +17,14 @@ T = TypeVar("T")
 
 
 class Boundary:
-    """Runs actions at the next boundary."""
+    """The moments between two batches, and the waits for the open batch.
 
-    def __init__(self) -> None:
+    Args:
+        durable: returns when all that the node has written so far is durable.
+    """
+
+    def __init__(self, engine: Engine, durable: Durable) -> None:
+        self._engine, self.durable = engine, durable
         # The actions. While there are any, the gate lets no open batch linger.
         self.actions: list[Callable[[], None]] = []
 
@@ -38,35 +43,12 @@ class Boundary:
 
         self.call(stop)
 
-    async def begin(self, action: Callable[[], None], durable: Durable, *, is_open: bool) -> None:
-        """Run an action on committed rows, and wait until these rows are durable.
-
-        Args:
-            action: runs in the node's loop.
-            is_open: whether a batch is open, so that the action has to wait for the next boundary.
-        """
-        if is_open:
-            begun = trio.Event()
-            self.call(action)
-            self.call(begun.set)
-            await durable()
-            await begun.wait()
-        else:
-            action()
-        await durable()
-
-    async def result_of(
-        self,
-        action: Callable[[], T],  # see ``begin``
-        durable: Durable,  # see ``begin``
-        *,
-        is_open: bool,  # see ``begin``
-        drop: Callable[[T], object] = lambda _: None,  # called with a result that the caller does not get
-    ) -> T:
+    async def result_of(self, action: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> T:
         """Return the result of an action on committed rows, when these rows are durable.
 
-        An error of the action is raised here, and not in the node's loop. If the caller is cancelled, the action does
-        not run, or its result is dropped.
+        The action runs in the node's loop: at the next boundary if a batch is open, else now. An error of the action is
+        raised here, and not in the node's loop. If the caller is cancelled, the action does not run, or ``drop`` gets
+        its result.
         """
         found: list[T | Exception] = []
         done, is_abandoned = trio.Event(), False
@@ -81,11 +63,11 @@ class Boundary:
             done.set()
 
         try:
-            if is_open:
+            if self._engine.batch.is_dirty:
                 self.call(act)
             else:
                 act()
-            await durable()
+            await self.durable()
             await done.wait()
         except BaseException:
             is_abandoned = True
@@ -96,6 +78,11 @@ class Boundary:
         if isinstance(found[0], Exception):
             raise found[0]
         return found[0]
+
+    async def wait_for_writer(self) -> None:
+        """Wait until no other thread has the engine's connection; the caller may use it until its next checkpoint."""
+        while self._engine.batch.is_away:  # another thread may get the writer again before this task runs
+            await self.durable()
 
     def reach(self) -> None:
         """Run the actions: everything that was applied has just been committed to the file."""
@@ -111,8 +98,8 @@ class Snapshots:
         readers: the connections that hold snapshots.
     """
 
-    def __init__(self, engine: Engine, readers: Readers, durable: Durable, boundary: Boundary) -> None:
-        self._engine, self._readers, self._durable, self._boundary = engine, readers, durable, boundary
+    def __init__(self, engine: Engine, readers: Readers, boundary: Boundary) -> None:
+        self._engine, self._readers, self._boundary = engine, readers, boundary
 
     async def take(self) -> tuple[Snapshot, dict[str, int]]:
         """Return a durable snapshot, and the last tick of each timeline in it.
@@ -121,20 +108,8 @@ class Snapshots:
             UnavailableError: the machine has no room for another connection.
         """
         return await self._boundary.result_of(
-            lambda: (self._readers.take_snapshot(), dict(self._engine.applied)),
-            self._durable,
-            is_open=self._engine.batch.is_dirty,
-            drop=lambda taken: self._readers.give_back(taken[0]),
+            lambda: (self._readers.take_snapshot(), dict(self._engine.applied)), lambda taken: self.give_back(taken[0])
         )
-
-    async def wait_for_writer(self) -> None:
-        """Wait until no other thread has the engine's connection; the caller may use it until its next checkpoint.
-
-        While the caller compiles a client's statement, the connection's guard checks all statements: it would refuse
-        another thread's BEGIN, or take that BEGIN for the client's.
-        """
-        while self._engine.batch.is_away:
-            await self._durable()
 
     def give_back(self, snapshot: Snapshot) -> None:
         """End a snapshot."""

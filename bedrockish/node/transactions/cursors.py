@@ -7,7 +7,6 @@ one connection. Its time is limited, because the write-ahead log cannot start ov
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +34,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.node.scheduling.durability import Submit
-from bedrockish.node.scheduling.snapshots import Snapshots
+from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 from bedrockish.node.transactions.ended import EndedErrors
@@ -77,12 +76,12 @@ class Streams:
         core: Node,
         submit: Submit,  # runs a read to its end
         snapshots: Snapshots,  # takes snapshots of the applied entries
+        boundary: Boundary,
         bounds: Bounds,  # the limits of the number and the time of streams
-        damaged: Callable[[DamagedError], None],  # called with an error after which the node must stop
         workers: WorkerPool,  # compile long texts
     ) -> None:
         self._interactive, self._core, self._submit, self._snapshots = interactive, core, submit, snapshots
-        self._bounds, self._damaged, self._workers = bounds, damaged, workers
+        self._boundary, self._bounds, self._workers = boundary, bounds, workers
         self._open: dict[str, Stream] = {}
         self._opening: dict[str, tuple[object, str]] = {}  # name -> owner and caller
         self._ended = EndedErrors()
@@ -167,7 +166,7 @@ class Streams:
                 has_level = True
             snapshot, base = await self._snapshots.take()
             try:
-                await self._snapshots.wait_for_writer()
+                await self._boundary.wait_for_writer()
                 if version == engine.schema_version and (
                     request.read != STRICT
                     or await self._is_current(
@@ -206,7 +205,8 @@ class Streams:
         executor, engine = self._interactive.parts.executor, self._interactive.engine
         statement, user = request.statements[0], request.user
         while True:
-            await self._snapshots.wait_for_writer()
+            # The connection's guard would refuse another thread's BEGIN, or take it for a part of this text.
+            await self._boundary.wait_for_writer()
             try:
                 if executor.texts.is_long(statement):
                     return await self._workers.run(request, lambda workspace: workspace.compile_read(statement, user))
@@ -244,7 +244,7 @@ class Streams:
             except BedrockishError as error:
                 stream.is_busy = False
                 if isinstance(error, DamagedError):
-                    self._damaged(error)
+                    self._boundary.fail(error)
                 if stream.error is None:
                     self.end(stream, error)
                 else:

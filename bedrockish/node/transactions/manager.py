@@ -49,7 +49,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.node.scheduling.builds import Builds
-from bedrockish.node.scheduling.durability import Durable, Submit
+from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import AnsweredRequest
@@ -60,7 +60,6 @@ from bedrockish.node.transactions.command_ids import check_digest, check_owner
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ended import EndedErrors
-from bedrockish.node.transactions.lending import Lending
 from bedrockish.node.transactions.open import OpenTransaction, over_share
 from bedrockish.node.transactions.own_workspace import GrownTransaction, OwnWorkspace
 from bedrockish.node.transactions.places import Place, Services, StatementList
@@ -95,39 +94,36 @@ class Transactions:
         core: Node,
         submit: Submit,
         submission: steps.Submissions,
-        durable: Durable,
         bounds: Bounds,
         workers: WorkerPool,
         faults: Faults,
         boundary: Boundary,
     ) -> None:
-        self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
+        self._engine, self._core, self._submit = engine, core, submit
         self._submission = submission
         self._bounds, self._faults = bounds, faults
         engine.locks.others = ContestedRows(core.state)
         self._interactive = Interactive(engine, lambda sets, base: invalidated(core.state, sets, base))
         self.boundary = boundary
-        self.snapshots = Snapshots(engine, self._interactive.readers, durable, self.boundary)
-        self.builds = Builds(engine, core.state, durable, self.boundary)
-        self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
-        self._visibility = Visibility(engine, core.state, self._interactive, submit, durable, boundary)
+        self.snapshots = Snapshots(engine, self._interactive.readers, boundary)
+        self.builds = Builds(engine, core.state, boundary)
+        self.streams = Streams(self._interactive, core, submit, self.snapshots, boundary, bounds, workers)
+        self._visibility = Visibility(engine, core.state, self._interactive, submit, boundary)
         lease = lambda *asked: engine.connector().ids.lease(self._interactive.parts.db, *asked)  # noqa: E731
-        self.programs = Programs(engine, core, submit, submission, durable, lease)
-        lending = Lending(engine, self._interactive, durable, boundary)
+        self.programs = Programs(engine, core, submit, submission, boundary, lease)
         services = Services(
             engine,
             core,
-            lending,
+            self._interactive,
             self._visibility,
             submit,
             submission,
-            durable,
             boundary,
             workers,
             self._check_open,
             self._close,
         )
-        self._shared_writer = SharedWriter(services, faults, bounds.loop_ms_max / 1000)
+        self._shared_writer = SharedWriter(services, bounds.loop_ms_max / 1000)
         self._own_workspace, self._private_copy = OwnWorkspace(services), PrivateCopy(services)
         self._session_workspaces = SessionWorkspaces(services, bounds)
         self._open: dict[str, OpenTransaction] = {}
@@ -277,7 +273,7 @@ class Transactions:
                 tx.turn.release()
         except DamagedError as error:
             self.boundary.fail(error)
-            yield self._durable  # does not return, because the node's loop ends
+            yield self.boundary.durable  # does not return, because the node's loop ends
             raise
         except BedrockishError as error:
             if tx.work.over:
@@ -337,8 +333,8 @@ class Transactions:
         except trio.WouldBlock:
             yield tx.turn.acquire
         try:
-            while self._engine.batch.is_away:
-                yield self._durable  # otherwise the step would block the loop until the other thread has finished
+            if self._engine.batch.is_away:  # the step would block the loop until the other thread has finished
+                yield self.boundary.wait_for_writer
             self._find(tx.owner, tx.name)
         except BaseException:
             tx.turn.release()

@@ -18,7 +18,7 @@ from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.callers import has_room
 from bedrockish.node.transactions.open import OpenTransaction
-from bedrockish.node.transactions.places import Place, Services, StatementList
+from bedrockish.node.transactions.places import Services, StatementList, WorkspacePlace
 
 GROWN_MAX = 8  # most workspaces at a time; each keeps two connections and up to 48 MiB of pages
 
@@ -36,7 +36,7 @@ class GrownTransaction(OverlayTransaction):
         self.checked: Mapping[str, int] = {}  # the commits with which the transaction's keys were last compared
 
 
-class OwnWorkspace(Place):
+class OwnWorkspace(WorkspacePlace):
     """The workspace of a transaction that has changed many rows."""
 
     def __init__(self, services: Services) -> None:
@@ -46,7 +46,7 @@ class OwnWorkspace(Place):
     def is_due(self, work: TransactionWork) -> bool:
         """Return whether a transaction should move now, because its next statement would write many rows again."""
         is_large = work.weight >= work.moves_at and work.workspace is None
-        return is_large and self._lending.interactive.inside is not work
+        return is_large and self._interactive.inside is not work
 
     def move(self, tx: OpenTransaction) -> steps.Steps[None]:
         """Move a transaction here, if there is room for another workspace.
@@ -72,23 +72,16 @@ class OwnWorkspace(Place):
         assert tick is not None
         workspace = GrownTransaction(place, work, tick, tx.caller)
         self._open.add(workspace)
-        await self._lending.begin(work, workspace, partial(self._take_snapshot, work, workspace))
-        if work.workspace is workspace:
-            await self._lending.run(work, workspace.open)
-            tx.told = work.base
-
-    def _take_snapshot(self, work: TransactionWork, moved: GrownTransaction) -> None:
-        """Take the snapshot of a workspace; if the transaction cannot go on there, close the workspace."""
-        if work.ended:  # the step was cancelled, too; the lender closes the workspace
+        try:
+            await self.begin(work, workspace, moves=True)
+        except BedrockishError:  # the next statement on the engine's connection raises a conflict
+            work.workspace = None
+            workspace.close()
+            self._put_off(work)
             return
-        lending = self._lending
-        error = lending.interactive.overtaken(work, moves=True) or lending.take_snapshot(work, moved)
-        if error is None:
-            moved.checked = dict(lending.engine.applied)
-            return
-        work.workspace = None
-        moved.close()
-        self._put_off(work)
+        assert work.base is not None
+        workspace.checked = tx.told = work.base
+        await self.lend(work, workspace.open)
 
     def _put_off(self, work: TransactionWork) -> None:
         """Leave a transaction on the engine's connection until it has twice as many rows or twice as much text."""
@@ -114,11 +107,11 @@ class OwnWorkspace(Place):
         moved = work.workspace
         assert isinstance(moved, GrownTransaction)
         assert work.sets is not None
-        self._lending.interactive.check_schema(work)
+        self._interactive.check_schema(work)
         # Only newer commits are compared here, so that a lost transaction ends early; COMMIT compares all commits since
         # its base.
         error: BedrockishError | None = invalidated(self._services.core.state, work.sets, moved.checked)
         if error is not None:
             raise error
-        moved.checked = dict(self._lending.engine.applied)
-        return await self._lending.run(work, lambda: moved.run_list(texts.rest, texts.results, texts.room))
+        moved.checked = dict(self._engine.applied)
+        return await self.lend(work, lambda: moved.run_list(texts.rest, texts.results, texts.room))

@@ -6,26 +6,36 @@ its session if that has TEMP objects (``temporary``), and to a private copy of t
 schema (``private_copy``). It stays there until its end.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+import trio
 
 from bedrockish.api.requests import STALE, STRICT, Answer, Request, Result, Statement
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.ddl_workspace import Draft
+from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.merging import may_share
 from bedrockish.engine.execution.open_transaction import TransactionWork
-from bedrockish.node.scheduling.durability import Durable, Submit
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
+from bedrockish.errors import UnavailableError, schema_changed, transaction_ended
+from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions import steps
-from bedrockish.node.transactions.lending import Lending
 from bedrockish.node.transactions.open import OpenTransaction, checked
 from bedrockish.node.transactions.visibility import Visibility, checked_read
 from bedrockish.sqltext.transaction_control import Control, control_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -73,12 +83,11 @@ class Services:
 
     engine: Engine
     core: Node
-    lending: Lending
+    interactive: Interactive  # the code shared by all open transactions
     visibility: Visibility
     submit: Submit
     submission: steps.Submissions
-    durable: Durable
-    boundary: Boundary  # runs actions between two batches
+    boundary: Boundary
     workers: WorkerPool
     check_open: Callable[[OpenTransaction], None]  # raises the error of the transaction if it has ended
     close: Callable[[OpenTransaction], object]  # ends the transaction here, because its COMMIT has begun
@@ -101,7 +110,7 @@ class Place(ABC):
     """A place where the statements of open transactions run."""
 
     def __init__(self, services: Services) -> None:
-        self._services, self._engine, self._lending = services, services.engine, services.lending
+        self._services, self._engine, self._interactive = services, services.engine, services.interactive
 
     @abstractmethod
     def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
@@ -122,30 +131,13 @@ class Place(ABC):
             BedrockishError: the error of the COMMIT.
         """
 
+    @abstractmethod
     def columns(self, tx: OpenTransaction, statement: Statement) -> steps.Steps[list[dict[str, Any]]]:
         """Return the columns of a statement's result, with declared types, as the transaction sees the tables.
 
         Raises:
             BedrockishError: the statement cannot be compiled.
         """
-        return (yield from steps.wait(partial(self._lending.columns, tx.work, statement)))
-
-    def _run_in_workspace(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
-        """Run the next text in the workspace that the transaction has."""
-        work, statement, control, room = tx.work, texts.next, texts.control, texts.room
-        if control is not None:
-            yield partial(self._lending.control, work, control)
-            texts.add_control(work)
-            return
-        workspace = self._lending.workspace(work)
-        last, size = yield from steps.wait(partial(self._lending.run, work, lambda: workspace.run(statement, room)))
-        self._services.check_open(tx)
-        texts.add(last, size)
-
-    def _finish(self, tx: OpenTransaction) -> steps.Steps[Prepared]:
-        prepared = yield from steps.wait(partial(self._lending.finish, tx.work))
-        self._services.check_open(tx)
-        return prepared
 
     def _commit_rows(self, tx: OpenTransaction, prepared: Prepared, last: Request) -> steps.Steps[Answer]:
         """Commit a transaction that has changed only rows, or none."""
@@ -156,3 +148,104 @@ class Place(ABC):
             return Answer(prepared.result, token)
         prepare = checked(self._engine.access, last.user, lambda: prepared)
         return (yield from steps.wait(self._services.submission(last, prepare, shares=may_share(prepared))))
+
+
+class WorkspacePlace(Place):
+    """A place where each transaction has a workspace (a private snapshot), whose methods run in threads."""
+
+    async def begin(self, work: TransactionWork, workspace: Draft | OverlayTransaction, *, moves: bool) -> None:
+        """Give a transaction a workspace, which begins on a durable snapshot of all that is applied.
+
+        Args:
+            moves: whether the rows of the transaction move to the workspace. It then releases all that it has on the
+                engine's connection.
+
+        Raises:
+            ConflictError: a commit after the base of a transaction that moves has changed data on which it rests.
+            UnavailableError: the node has no room for the workspace, or the transaction has ended.
+        """
+        engine, interactive = self._engine, self._interactive
+
+        def take_snapshot() -> None:
+            if work.ended:
+                raise transaction_ended()
+            error = interactive.overtaken(work, moves=True) if moves else None
+            if error is not None:
+                raise error
+            try:
+                workspace.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+            except UnavailableError:
+                raise
+            except Exception as failure:
+                logger.exception("a workspace could not be opened")
+                raise UnavailableError(f"the node has no room for a workspace ({failure}); try again") from failure
+            if moves:
+                interactive.forget(work)
+
+        work.workspace, work.lent = workspace, True
+        try:  # the client is told contents of the snapshot
+            await self._services.boundary.result_of(take_snapshot)
+        finally:
+            self._take_back(work)
+        if work.ended:
+            raise transaction_ended()
+
+    async def lend(self, work: TransactionWork, action: Callable[[], T]) -> T:
+        """Run an action on a transaction's workspace in a thread, and return its result.
+
+        Raises:
+            BedrockishError: the error of the action.
+        """
+        work.lent = True
+        try:
+            return await trio.to_thread.run_sync(action)
+        finally:
+            work.over = work.over or (work.workspace is not None and work.workspace.is_over)
+            self._take_back(work)
+
+    def _take_back(self, work: TransactionWork) -> None:
+        """Take a transaction back from its thread; if it was ended since it was lent, roll it back."""
+        work.lent = False
+        if work.ended:
+            self._interactive.end(work)
+
+    def workspace(self, work: TransactionWork) -> Draft | OverlayTransaction:
+        """Return a transaction's workspace.
+
+        Raises:
+            UnavailableError: the transaction has ended.
+            ConflictError: the workspace has another schema than the one in force.
+        """
+        workspace = work.workspace
+        if workspace is None:
+            raise transaction_ended()
+        if workspace.version != self._engine.schema_version:
+            raise schema_changed()
+        assert isinstance(workspace, Draft | OverlayTransaction)
+        return workspace
+
+    def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
+        """Run the next text in the transaction's workspace."""
+        work, statement, control, room = tx.work, texts.next, texts.control, texts.room
+        workspace = self.workspace(work)
+        if control is not None:
+            yield partial(self.lend, work, partial(workspace.control, control))
+            texts.add_control(work)
+            return
+        last, size = yield from steps.wait(partial(self.lend, work, partial(workspace.run, statement, room)))
+        self._services.check_open(tx)
+        texts.add(last, size)
+
+    def columns(self, tx: OpenTransaction, statement: Statement) -> steps.Steps[list[dict[str, Any]]]:
+        """Return the columns of a statement's result, by the tables that the workspace has."""
+        columns = partial(self.workspace(tx.work).columns, statement)
+        return (yield from steps.wait(partial(self.lend, tx.work, columns)))
+
+    def _finish(self, tx: OpenTransaction) -> steps.Steps[Prepared]:
+        """Return the prepared transaction for its commit. After a usage error the transaction stays open."""
+        work = tx.work
+        overlay = work.workspace if isinstance(work.workspace, OverlayTransaction) else None
+        finish = (overlay or self.workspace(work)).finish  # only a draft needs the schema in force
+        prepared = yield from steps.wait(partial(self.lend, work, finish))
+        self._services.check_open(tx)
+        return prepared

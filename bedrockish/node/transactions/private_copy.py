@@ -11,13 +11,13 @@ from bedrockish.engine.execution.open_transaction import ASKED_BYTES, LOG_BYTES,
 from bedrockish.errors import TooLargeError, UnavailableError, UsageError
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction, checked
-from bedrockish.node.transactions.places import Place, Services, StatementList
+from bedrockish.node.transactions.places import Services, StatementList, WorkspacePlace
 
 WAIT_S, LOOK_S = 3.0, 0.005  # how long a transaction waits for a copy, and how often it looks
 DRAFTS_MAX = 4  # most private copies at the same time; a copy may take much memory
 
 
-class PrivateCopy(Place):
+class PrivateCopy(WorkspacePlace):
     """The private copy of the database on which a transaction changes the schema."""
 
     def __init__(self, services: Services) -> None:
@@ -30,7 +30,7 @@ class PrivateCopy(Place):
             yield from self._services.reach_level(tx)
         if not isinstance(tx.work.workspace, Draft):
             yield from steps.wait(partial(self.start, tx.work, texts.room))
-        yield from self._run_in_workspace(tx, texts)
+        yield from super().run(tx, texts)
 
     def commit(self, tx: OpenTransaction, last: Request) -> steps.Steps[Answer]:
         """Commit the transaction's statements, which every node runs again at the activation."""
@@ -60,16 +60,16 @@ class PrivateCopy(Place):
         await self._wait_for_room()
         if work.ended:
             raise UnavailableError("the transaction was ended while it waited; it did not happen")
-        self._lending.interactive.check_schema(work)
+        self._interactive.check_schema(work)
         before, was_over = work.workspace, work.over
-        draft = Draft(self._lending.engine.connector(), work.user)
+        draft = Draft(self._engine.connector(), work.user)
         self._open.add(work)
         try:
-            await self._lending.begin(work, draft, partial(self._take_copy, work, draft))
-            self._lending.workspace(work)  # an operator may have ended the transaction while it waited
+            await self.begin(work, draft, moves=False)
+            self.workspace(work)  # the schema may have changed while the transaction waited
             log = work.log
             assert log is not None
-            await self._lending.run(work, lambda: draft.open(log, room))
+            await self.lend(work, lambda: draft.open(log, room))
         except UsageError:
             # The copy cannot repeat a statement, such as one that not all nodes can run. The transaction goes on where
             # it has its rows, without the schema statement.
@@ -79,7 +79,7 @@ class PrivateCopy(Place):
             raise
         else:
             work.take_log()
-            self._lending.interactive.forget(work)
+            self._interactive.forget(work)
         finally:
             if before is not None:
                 before.close()
@@ -100,10 +100,3 @@ class PrivateCopy(Place):
                     f"{len(self._open)} transactions change the schema at this node now, which is its limit; try again"
                 )
             await trio.sleep(LOOK_S)
-
-    def _take_copy(self, work: TransactionWork, draft: Draft) -> None:
-        if work.ended:  # the step was cancelled, too; the lender closes the copy
-            return
-        error = self._lending.begin_on(draft)
-        if error is not None:
-            draft.stop(error)

@@ -26,7 +26,8 @@ from bedrockish.engine.execution.merging import may_share
 from bedrockish.engine.statements.rowid_allocator import LEASE_MAX
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local.prepared import check_prepared, decode_prepared
-from bedrockish.node.scheduling.durability import Durable, Submit
+from bedrockish.node.scheduling.durability import Submit
+from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import checked
 from bedrockish.node.transactions.steps import Submissions
@@ -99,9 +100,9 @@ class Programs:
     """Commits transactions that programs have executed on a node's file, and leases ids to the programs."""
 
     def __init__(
-        self, engine: Engine, core: Node, submit: Submit, submission: Submissions, durable: Durable, ids: Ids
+        self, engine: Engine, core: Node, submit: Submit, submission: Submissions, boundary: Boundary, ids: Ids
     ) -> None:
-        self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
+        self._engine, self._core, self._submit, self._boundary = engine, core, submit, boundary
         self._submission = submission
         self._ids = ids
         self._voters: Voters | None = None
@@ -139,8 +140,8 @@ class Programs:
             raise UnavailableError(state.trouble)
         engine.memory.check()
         prepared = decode_prepared(data)
-        while engine.batch.is_away:
-            yield self._durable
+        if engine.batch.is_away:
+            yield self._boundary.wait_for_writer
         if not is_nodes:
             self._check(prepared, request)
         elsewhere = None if prepared.readonly or is_nodes else self._elsewhere
@@ -177,7 +178,7 @@ class Programs:
         with suppress(BedrockishError), trio.move_on_after(SHOWN_S):
             looks = (Statement("SELECT 1"),)
             await self._submit(Request(new_command(), looks, SESSION, token=answer.token, timeout_s=SHOWN_S))
-            await self._durable()
+            await self._boundary.durable()
         return answer
 
     async def settle(self, request: Request) -> Answer | None:
@@ -207,6 +208,5 @@ class Programs:
         elsewhere = self._elsewhere
         if elsewhere is not None:
             return map_of(await (await elsewhere.reach())._call(Ask(0, UPKEEP, asked=dict(asked)), LEASE_S))
-        while self._engine.batch.is_away:  # another thread may get the writer again before this task runs
-            await self._durable()
+        await self._boundary.wait_for_writer()
         return {"ids": self._ids(table, above, count)}

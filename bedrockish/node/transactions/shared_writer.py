@@ -3,7 +3,6 @@
 Short statements run in the loop, long ones in workers. Reads run on snapshots, until the transaction writes.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,20 +12,16 @@ import trio
 
 from bedrockish.api.requests import Answer, Request, Result, Statement
 from bedrockish.core.coordinator.revalidation import invalidated, overtaken
-from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.overlay_transaction import resume
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.statements.compiled import READ, Compiled
-from bedrockish.errors import ConflictError, ConstraintError, SqlError, UnavailableError
-from bedrockish.node.scheduling.faults import Faults
+from bedrockish.errors import ConflictError, ConstraintError, SqlError
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction
 from bedrockish.node.transactions.places import Place, Services, StatementList
 from bedrockish_journal.model.vector import covers
-
-logger = logging.getLogger(__name__)
 
 AGAIN_S = 0.005  # a read that took less is repeated on a newer snapshot if later commits have written its rows
 
@@ -34,10 +29,9 @@ AGAIN_S = 0.005  # a read that took less is repeated on a newer snapshot if late
 class SharedWriter(Place):
     """The writing connection; a statement that takes longer than ``budget_s`` seconds runs again in a worker."""
 
-    def __init__(self, services: Services, faults: Faults, budget_s: float) -> None:
+    def __init__(self, services: Services, budget_s: float) -> None:
         super().__init__(services)
-        self._interactive: Interactive = services.lending.interactive
-        self._faults, self._budget_s = faults, budget_s
+        self._budget_s = budget_s
 
     def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
         """Run the next text, or the consecutive ones with the same text together."""
@@ -113,7 +107,7 @@ class SharedWriter(Place):
         if was_current and time.monotonic() - began < AGAIN_S and not visibility.is_current(work):
             # Later commits have written rows that the transaction has read: it would lose as soon as it writes.
             if self._engine.batch.is_dirty:
-                yield self._services.durable
+                yield self._services.boundary.durable
                 check_open(tx)
             if visibility.move_up(work, before):
                 found = yield from run()
@@ -227,34 +221,16 @@ class SharedWriter(Place):
 
     def _take_snapshot(self, tx: OpenTransaction) -> steps.Steps[None]:
         """Take a snapshot of the last batch, or of the next one if the last lacks entries that the session has seen."""
-        engine, flushed = self._engine, self._engine.flushed
+        engine, flushed, work = self._engine, self._engine.flushed, tx.work
         has_seen = covers(flushed.applied, tx.request.token.vector) and flushed.schema == engine.schema_version
         has_seen = has_seen and covers(flushed.applied, tx.level or {})
-        if not engine.batch.is_away and (not engine.batch.is_dirty or (has_seen and tx.work.base is None)):
-            self._interactive.take_snapshot(tx.work)
-            return
-        taken = trio.Event()
-        self._services.boundary.call(partial(self._take_next_snapshot, tx.work, taken))
-        yield self._services.durable
-        yield taken.wait
-        if tx.work.ended:
-            self._interactive.end(tx.work)  # nothing else refers to the snapshot of a transaction that has ended
-        self._services.check_open(tx)
-        if tx.work.snapshot is None:
-            node = self._services.core.state.me
-            raise UnavailableError(f"node {node} has no room for another snapshot; try again")
-
-    def _take_next_snapshot(self, work: TransactionWork, taken: trio.Event) -> None:
-        if work.ended:  # the step was cancelled, too, so no other code would give the snapshot back
-            taken.set()
-            return
-        try:
+        if not engine.batch.is_away and (not engine.batch.is_dirty or (has_seen and work.base is None)):
             self._interactive.take_snapshot(work)
-        except UnavailableError as error:
-            logger.warning("%s", error)
-        except Exception as error:  # the waiting step finds that the transaction has no snapshot
-            self._faults.caught(f"taking a snapshot for transaction {work.command}", error)
-        taken.set()
+            return
+        # After the end of the transaction, no other code would give the snapshot back.
+        take = lambda: None if work.ended else self._interactive.take_snapshot(work)  # noqa: E731
+        yield partial(self._services.boundary.result_of, take)
+        self._services.check_open(tx)
 
     def columns(self, tx: OpenTransaction, statement: Statement) -> steps.Steps[list[dict[str, Any]]]:
         """Return the columns of a statement's result by the node's tables."""

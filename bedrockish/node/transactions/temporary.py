@@ -10,7 +10,6 @@ import trio
 
 from bedrockish.api.requests import STRICT, Answer, Request
 from bedrockish.config.config import Bounds
-from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
 from bedrockish.errors import (
@@ -23,7 +22,7 @@ from bedrockish.errors import (
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.callers import RULE, has_room
 from bedrockish.node.transactions.open import OpenTransaction, checked
-from bedrockish.node.transactions.places import Place, Services, StatementList
+from bedrockish.node.transactions.places import Services, WorkspacePlace
 from bedrockish.node.transactions.visibility import checked_read
 
 FRESH = "+"
@@ -48,7 +47,7 @@ class _Held:
         return running is not None and running.work.ended
 
 
-class SessionWorkspaces(Place):
+class SessionWorkspaces(WorkspacePlace):
     """The workspaces of the sessions that have TEMP objects."""
 
     def __init__(self, services: Services, bounds: Bounds) -> None:
@@ -77,7 +76,7 @@ class SessionWorkspaces(Place):
 
     async def _move(self, tx: OpenTransaction, name: str) -> None:
         work = tx.work
-        self._lending.interactive.check_schema(work)
+        self._interactive.check_schema(work)
         held = self._find(tx.owner, name, tx.caller)
         if held.is_ending:
             with trio.move_on_after(ENDING_S):  # an interrupted statement ends soon; wait for its end
@@ -92,23 +91,9 @@ class SessionWorkspaces(Place):
             work.workspace.record()
             work.workspace.close()
         running = TemporaryTransaction(held.workspace, work, tick)
-        await self._lending.begin(work, running, partial(self._take_snapshot, work, running))
-        if work.workspace is not running:  # ended; perhaps the session's next transaction has the workspace
-            raise UnavailableError("the transaction was ended; it did not happen")
-        await self._lending.run(work, running.open)
+        await self.begin(work, running, moves=True)
+        await self.lend(work, running.open)
         tx.told = work.base
-
-    def _take_snapshot(self, work: TransactionWork, running: TemporaryTransaction) -> None:
-        if work.ended:
-            return
-        overtaken = self._lending.interactive.overtaken(work, moves=True)
-        error = self._lending.take_snapshot(work, running) or overtaken
-        if error is not None:
-            running.stop(error)
-
-    def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
-        """Run the next text."""
-        return self._run_in_workspace(tx, texts)
 
     def commit(self, tx: OpenTransaction, last: Request) -> steps.Steps[Answer]:
         """Commit the rows of the transaction; the TEMP tables keep theirs if the commit succeeds."""
@@ -167,7 +152,7 @@ class SessionWorkspaces(Place):
                 f"{mine} sessions with TEMP objects on this link and {len(self._held)} at this node: its limit is "
                 f"{most} (temporary_max), a quarter of them on one link, and {RULE}: close some"
             )
-        workspace = TemporaryWorkspace(self._lending.engine.connector(), self._bounds.temporary_bytes_max)
+        workspace = TemporaryWorkspace(self._engine.connector(), self._bounds.temporary_bytes_max)
         made = _Held(owner, caller, workspace, time.monotonic())
         self._held[name.removeprefix(FRESH)] = made
         return made

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import trio
-
 from bedrockish.api.requests import NOTHING, OPEN, STRICT, Request, Token
 from bedrockish.core.coordinator.revalidation import AccessSets
 from bedrockish.core.protocol.records import Prepared
@@ -21,7 +19,7 @@ from bedrockish.engine.execution.interfaces import WriterLender
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import ConflictError, UsageError
-from bedrockish.node.scheduling.durability import Durable, Submit
+from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction
@@ -68,11 +66,10 @@ class Visibility:
         state: State,
         interactive: Interactive,  # moves the snapshots of transactions
         submit: Submit,  # has the core answer a request
-        durable: Durable,
-        boundary: Boundary,  # runs actions between two batches
+        boundary: Boundary,
     ) -> None:
         self._engine, self._state, self._interactive = engine, state, interactive
-        self._submit, self._durable, self._boundary = submit, durable, boundary
+        self._submit, self._boundary = submit, boundary
 
     def is_current(self, work: TransactionWork) -> bool:
         """Return whether no commit after the snapshot of a serializable transaction has written what it has read."""
@@ -127,14 +124,14 @@ class Visibility:
         on_snapshot = work.snapshot is not None and not work.wrote
         seen = base if on_snapshot else self._engine.applied
         if state.clock.value > state.clock.ceiling:  # the answer may contain a value of the clock
-            yield self._durable
+            yield self._boundary.durable
         elif covers(durable, seen):
             tx.told = base
         elif self._is_the_same(work, seen, durable):
             tx.told = durable
         else:
             tx.told = base
-            yield self._durable
+            yield self._boundary.durable
 
     def _is_the_same(self, work: TransactionWork, seen: Vector, durable: Vector) -> bool:
         """Return whether a transaction's results would be the same without the commits that are not durable."""
@@ -166,10 +163,7 @@ class Visibility:
         tx.level = dict(self._engine.applied)
         if work.snapshot is None or covers(work.base or {}, tx.level):
             return  # its next statement runs on a newer snapshot, or on the newest commits
-        moved = trio.Event()
-        self._boundary.call(partial(self._move_up_strictly, work, moved))
-        yield self._durable
-        yield moved.wait
+        yield partial(self._boundary.result_of, partial(self._move_up_strictly, work))
         find()
         if not covers(work.base or {}, tx.level):
             raise ConflictError(
@@ -178,10 +172,9 @@ class Visibility:
                 "table first"
             )
 
-    def _move_up_strictly(self, work: TransactionWork, moved: trio.Event) -> None:
+    def _move_up_strictly(self, work: TransactionWork) -> None:
         """Move a transaction that has only read to a snapshot of the last batch, if its reads would be the same."""
         # The snapshot must stay before the clock that the client got, and under snapshot isolation the first snapshot
         # stays.
         if not (work.ended or work.clock) and work.serializable and work.base is not None:
             self.move_up(work, dict(work.base))
-        moved.set()

@@ -20,6 +20,7 @@ KINDS_MAX = 1_000
 KIND_CHARACTERS_MAX = 60
 PIECE_BYTES = getattr(select, "PIPE_BUF", 512)  # a pipe that is ready takes so many bytes without waiting
 CUT = b"\n(output is missing here, because its reader was slow)\n"
+ACCEPTING = "trio.serve_listeners"  # logs each of its ten attempts a second while the process may open no file
 LINE = "%(asctime)s %(levelname)-7s %(node)s %(message)s"
 
 
@@ -72,6 +73,14 @@ class LineLimit(logging.Filter):
             self._kinds.clear()
         self._kinds[kind] = since, count + 1
         return count < self._lines
+
+
+class _WithoutTrace(LineLimit):
+    """Lets one line of a kind pass in each minute, without its traceback, which would say no more than the line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.exc_info = None
+        return super().filter(record)
 
 
 class _Lines(logging.Formatter):
@@ -170,6 +179,7 @@ def set_up(level: str, node: str = "-", *, as_json: bool = False, stream: TextIO
     handler.addFilter(_WithNode(node))
     if level != "debug":
         handler.addFilter(LineLimit())
+    logging.getLogger(ACCEPTING).addFilter(_WithoutTrace(lines=1))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

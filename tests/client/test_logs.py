@@ -1,5 +1,6 @@
 """Log lines: each record is one line, with any content."""
 
+import errno
 import io
 import json
 import logging
@@ -19,6 +20,7 @@ def _untouched_root() -> Iterator[None]:
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     yield
+    logging.getLogger(logs.ACCEPTING).filters.clear()
     root.setLevel(level)
     root.handlers[:] = handlers
 
@@ -61,6 +63,18 @@ def test_repeated_log_lines_are_summed_up() -> None:
     assert lines[-1] == "caller 99 is gone (and 48 more lines like this in the last 61 s)"
     logger.warning("caller 100 is gone")
     assert lines[-1] == "caller 100 is gone"
+
+
+def test_lack_of_descriptors_is_logged_once_a_minute_without_a_traceback() -> None:
+    out = io.StringIO()
+    logs.set_up("info", "A", stream=out)
+    for _ in range(600):
+        try:
+            raise OSError(errno.EMFILE, "Too many open files")
+        except OSError as error:
+            trio_logger = logging.getLogger("trio.serve_listeners")
+            trio_logger.error("accept returned %s (%s); retrying in %s seconds", "EMFILE", error, 0.1, exc_info=True)
+    assert out.getvalue().count("\n") == 1
 
 
 def _drained(reader: int) -> str:

@@ -16,6 +16,7 @@ no call has, is about the link itself. Unknown fields are ignored, unknown opera
     {"id": 7, "op": "status" | "nodes" | "ping"}          {"id": 7, "op": "join" | "snapshot"}
     {"id": 7, "op": "chunk", "offset": 0}
     {"id": 7, "op": "explain" | "upkeep", …}
+    {"id": 7, "op": "cancel", "asked": {"command": "c0…"} | {"call": 6}}    to a node whose HELLO has "cancels": true
 
     {"id": 7, "ok": true, "results": bytes, "token": bytes, "place": ["A", 3] | null, "attempts": 1}
     {"id": 7, "ok": true, "value": …}                     {"id": 7, "ok": false, "error": {code, message, details}}
@@ -50,16 +51,18 @@ from bedrockish_journal.model.transaction import DIGEST_BYTES
 from bedrockish_journal.model.value import value
 
 EXECUTE, MEMBER, STATUS, NODES, PING = "execute", "member", "status", "nodes", "ping"
-JOIN, SNAPSHOT, CHUNK, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "explain", "upkeep"
+JOIN, SNAPSHOT, CHUNK, EXPLAIN, UPKEEP, CANCEL = "join", "snapshot", "chunk", "explain", "upkeep", "cancel"
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
 BEGUN = "begun"  # a key in the details of an error: the transaction was begun, and is open despite the error
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
-QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EXPLAIN, UPKEEP)
+QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EXPLAIN, UPKEEP, CANCEL)
 OPS = (EXECUTE, *STEPS, *STREAM_STEPS, MEMBER, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
 BY_COLUMN = "by_column"  # the key in the HELLO of a client that reads large results by column, with the value true
+CANCELS = "cancels"  # the key in the HELLO of a node that stops cancelled calls, with the value true
 UNTAKEN = "untaken"  # a key in the details of a link's last error: the node has executed no unanswered call
+CANCEL_BYTES_MAX = 1_000
 LINK_ID, STATEMENTS_MAX, TEMPORARY_CHARACTERS_MAX = 0, 10_000, 100
 
 
@@ -97,7 +100,8 @@ class Ask:
 
     ``status``, ``nodes`` and ``ping`` have no arguments. ``join`` returns the facts that a new node needs. ``snapshot``
     makes a copy of the file and returns its size and SHA-256. ``explain`` explains a statement, or returns its columns
-    if ``asked`` has ``columns``. ``upkeep`` runs the task in ``asked``.
+    if ``asked`` has ``columns``. ``upkeep`` runs the task in ``asked``. ``cancel`` stops a command, or another call,
+    whose caller no longer waits.
     """
 
     id: int
@@ -240,6 +244,17 @@ def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> C
         return AskChunk(number, packed["offset"])
     known = f"there is {', '.join(OPS)}"
     raise MalformedCallError(f"there is no operation {op!r}; {known}; update a client of an older release", number)
+
+
+def is_cancel(payload: bytes) -> bool:
+    """Return whether a payload is the call that cancels another one."""
+    if len(payload) > CANCEL_BYTES_MAX:
+        return False
+    try:
+        call = decode_call(payload)
+    except MalformedCallError:
+        return False
+    return isinstance(call, Ask) and call.op == CANCEL
 
 
 def _read_explained(asked: Mapping[str, Any]) -> dict[str, Any] | None:

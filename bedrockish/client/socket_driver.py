@@ -230,8 +230,8 @@ class SocketDriver(Calls):
     def interrupt(self) -> None:
         """End all calls for which other threads wait.
 
-        A node finishes a call that it has begun; the error of each waiting caller says whether the call can have
-        happened.
+        Their nodes stop them, unless voters may have them. The error of each waiting caller says whether its call can
+        have happened.
         """
         notice_fork()
         with self._lock, self._reset_if_interrupted:

@@ -1,14 +1,14 @@
 """A client's session at a node: calls arrive on a link, run at the same time, and are answered in any order.
 
-Back-pressure: while ``in_flight_max`` calls of one link are under way, no further call is read from the link. If a
-client disconnects, its commands are not cancelled: they run to their end or their timeout, and their answers are
-dropped.
+Back-pressure: while ``in_flight_max`` calls of one link are under way, no further call is begun, except one that
+cancels another. If a client disconnects, its reads end. Its commands that write are not cancelled: they run to their
+end or their timeout, and their answers are dropped.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from bedrockish.errors import (
 from bedrockish.node.cluster.donor import Copy, Donor
 from bedrockish.node.rights import check_call, check_call_by_token
 from bedrockish.node.runtime import Runtime
+from bedrockish.node.scheduling.workers import cancelled
 from bedrockish.node.transactions.steps import RemainingSteps
 from bedrockish_net.errors import Code, LinkClosedError, LocalProtocolError
 from bedrockish_net.handshake import is_local
@@ -112,6 +113,7 @@ class _Session:
         self._backlog: deque[bytes] = deque()
         # Calls whose tasks are started and have not run yet.
         self._begun: deque[tuple[wire.Call, int, RemainingSteps[Answer] | None]] = deque()
+        self._explaining: dict[int, trio.CancelScope] = {}  # by call
         self._until: float | None = None  # in ``_start_calls``: the time until which steps may run without a task
 
     def begin(self, nursery: trio.Nursery) -> None:
@@ -154,7 +156,10 @@ class _Session:
             return  # called by an answer inside the loop below, which starts the next call itself
         self._until = time.monotonic() + AT_ONCE_S
         try:
-            while self._backlog and self._in_flight < self._in_flight_max and self._kept <= WAITING_BYTES:
+            while self._backlog and (
+                (self._in_flight < self._in_flight_max and self._kept <= WAITING_BYTES)
+                or wire.is_cancel(self._backlog[0])
+            ):
                 self._in_flight += 1
                 self._start(self._backlog.popleft())
         finally:
@@ -194,8 +199,18 @@ class _Session:
             and time.monotonic() < self._until
         ):
             self._step_at_once(call, size)
+        elif isinstance(call, wire.Ask) and call.op == wire.CANCEL:
+            self._cancel(call.asked or {})
+            self._send_now(wire.Told(call.id, {}))
+            self._release()
         else:
             self._start_soon(call, size, None)
+
+    def _cancel(self, asked: Mapping[str, Any]) -> None:
+        scope = self._explaining.get(asked.get("call", 0))
+        if scope is not None:
+            scope.cancel()
+        self._node.cancel(self._link, asked.get("command"))
 
     def _start_soon(self, call: wire.Call, size: int, rest: RemainingSteps[Answer] | None) -> None:
         self._begun.append((call, size, rest))
@@ -277,11 +292,8 @@ class _Session:
         match call:
             case wire.AskChunk(_, offset):
                 return await self._loan.chunk(offset)
-            case wire.Ask(_, wire.EXPLAIN, Statement() as statement, asked):
-                transaction = (asked or {}).get("transaction")
-                if transaction:
-                    return await node.transactions.columns(self._link, transaction, statement)
-                return await node.explain(statement, self._user, columns=asked is not None)
+            case wire.Ask(number, wire.EXPLAIN, Statement() as statement, asked):
+                return await self._explain(number, statement, asked)
             case wire.Ask(_, wire.UPKEEP, _, asked):
                 return await node.upkeep.handle(asked or {})
             case wire.Ask(_, wire.JOIN):
@@ -295,6 +307,17 @@ class _Session:
                 return status.get("nodes", {}) if op == wire.NODES else status
             case wire.Execute():
                 raise AssertionError("a command is begun without a task")
+
+    async def _explain(self, number: int, statement: Statement, asked: Mapping[str, Any] | None) -> Any:
+        transaction = (asked or {}).get("transaction")
+        if transaction:
+            return await self._node.transactions.columns(self._link, transaction, statement)
+        try:
+            with trio.CancelScope() as self._explaining[number]:
+                return await self._node.explain(statement, self._user, columns=asked is not None)
+            raise cancelled("the explanation")
+        finally:
+            del self._explaining[number]
 
     def _failed(self, call: wire.Call, error: Exception) -> BedrockishError:
         if isinstance(error, BedrockishError) and not isinstance(error, DamagedError):

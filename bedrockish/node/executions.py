@@ -30,7 +30,7 @@ from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.waiters import Waiters
-from bedrockish.node.scheduling.workers import WorkerPool, caller_has_gone, is_bulky
+from bedrockish.node.scheduling.workers import WorkerPool, cancelled, is_bulky
 from bedrockish.node.transactions.command_ids import check_removed, check_request
 from bedrockish_journal.model.changes import decode_steps
 from bedrockish_journal.model.entry import Entry
@@ -176,7 +176,7 @@ class Executions:
         """Execute a request, and ``others`` with it if it is short; return the result, None if a worker delivers it."""
         node, request = self._node, waiter.request
         if waiter.is_left:
-            raise caller_has_gone(request.command)
+            raise cancelled(f"command {request.command}")
         if waiter.prepare is not None:
             prepared = _checked(request, waiter.prepare())
             if not others:

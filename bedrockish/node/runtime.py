@@ -276,8 +276,21 @@ class Runtime:
         """Stop the long reads of a client that has gone; its writes go on, because it may ask for their outcome."""
         for number, waiter in list(self.waiters.open.items()):
             if waiter.owner is owner and only_reads(waiter.request):
-                waiter.is_left = True  # a read that has not begun is not executed
-                self.workers.stop_request(number)
+                self._stop(number, waiter)
+
+    def cancel(self, owner: object, command: object) -> None:
+        """Stop a command, or the running statement of an open transaction, whose caller no longer waits.
+
+        A transaction goes on if voters may have it.
+        """
+        for number, waiter in list(self.waiters.open.items()):
+            if waiter.owner is owner and waiter.request.command == command and waiter.prepare is None:
+                self._stop(number, waiter)
+        self.transactions.cancel(owner, command)
+
+    def _stop(self, number: int, waiter: Waiter) -> None:
+        waiter.is_left = True  # a request that has not begun, or has lost, is not executed
+        self.workers.stop_request(number)
 
     def submission(
         self, request: Request, prepare: MakePrepared, *, shares: bool = False, base: Vector | None = None

@@ -9,7 +9,23 @@ import pytest
 
 from bedrockish.api.requests import NOTHING, Answer, Request, Result, Statement, Token, encode_results
 from bedrockish.api.url import parse_url
-from bedrockish.api.wire import PING, Answered, Ask, Execute, Failed, Reply, Step, Told, decode_call, encode_reply
+from bedrockish.api.wire import (
+    BEGIN,
+    CANCEL,
+    COMMIT,
+    EXPLAIN,
+    PING,
+    STATEMENTS,
+    Answered,
+    Ask,
+    Execute,
+    Failed,
+    Reply,
+    Step,
+    Told,
+    decode_call,
+    encode_reply,
+)
 from bedrockish.client.sansio.core import IN_FLIGHT_MAX, ClientCore
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.retry import Backoff, FailureMeaning, judge, only_reads
@@ -95,6 +111,39 @@ def test_client_dials_with_its_first_call() -> None:
     w.reply(Answered(number, FINE))
     assert isinstance(w.finished[number], Answered)
     assert w.core.deadline() == math.inf
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_abandoned_call_is_cancelled_at_a_node_that_stops_it(tells: bool) -> None:
+    """A node of an older release does not know the call, and would log it as malformed."""
+    w = wire()
+    left, interrupted = w.call("SELECT 1"), w.call("SELECT 2")
+    asked = [w.core.call(Ask(0, op, Statement("SELECT 3")), 10.0, w.now)[0] for op in (EXPLAIN, PING)]
+    link = w.dials[-1].link
+    w.do(w.core.opened(link, {"cancels": True} if tells else {}, w.now))
+    w.sent.clear()
+    for number in (left, *asked):
+        w.do(w.core.cancel(number, w.now))
+    w.do(w.core.interrupt(w.now))
+    assert interrupted in w.finished
+    cancels = [{"command": "c1"}, {"call": asked[0]}, {"command": "c1"}]
+    assert [(at, call.op, call.asked) for at, call in w.sent] == [(link, CANCEL, one) for one in cancels if tells]
+
+
+def test_commit_and_unsent_calls_are_not_cancelled_at_a_node() -> None:
+    w = wire()
+    w.do(w.core.cancel(w.call(), w.now))
+    w.call()
+    w.do(w.core.opened(w.dials[-1].link, {"cancels": True}, w.now))
+    begun, effects = w.core.call(Step(0, Request("t1", ()), BEGIN), 10.0, w.now)
+    w.do(effects)
+    w.reply(Answered(begun, Answer(NOTHING, Token())))
+    for op in (STATEMENTS, COMMIT):
+        number, effects = w.core.call(Step(0, Request("t1", (Statement("SELECT 1"),)), op), 10.0, w.now)
+        w.do(effects)
+        w.do(w.core.cancel(number, w.now))
+    assert [call.asked for _, call in w.sent if isinstance(call, Ask)] == [{"command": "t1"}]
+    assert [call.op for _, call in w.sent[-3:]] == [STATEMENTS, CANCEL, COMMIT]
 
 
 def test_client_dials_all_addresses_once_and_then_pauses() -> None:

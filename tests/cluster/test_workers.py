@@ -3,12 +3,14 @@
 import contextlib
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
 from bedrockish import open_client
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT
+from bedrockish.client.sansio.core import IN_FLIGHT_MAX
 from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import (
@@ -244,3 +246,49 @@ async def test_long_statements_of_open_transactions_block_no_other_request(clust
     cluster.stop()
     judge_files(cluster)
     assert rows(cluster.nodes[2], "SELECT n FROM w WHERE id = 1") == [(11,)]
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Start a node whose statements end by a cancellation alone."""
+    with LocalCluster(tmp_path / "one", ("A",), settings={"limits": {"statement_ms_max": 600_000}}).running() as one:
+        yield one
+
+
+async def test_statements_of_cancelled_calls_end_at_their_node(patient: LocalCluster) -> None:
+    """Cancelled calls fill the link's places; another call on it is answered, and nothing has happened."""
+    await patient.wait_all_ready()
+    endless = f"{ENDLESS} SELECT count(*) FROM n"
+    async with open_client(patient.url()) as client, open_client(patient.url()) as other:
+        await client.execute("CREATE TABLE t(n)")
+        transaction = await client.begin()
+        await transaction.execute("INSERT INTO t VALUES (1)")
+
+        async def idle() -> bool:
+            workers = (await other.status())["workers"]
+            return (workers["running"], workers["waiting"]) == (0, 0)
+
+        async def busy() -> bool:
+            return not await idle()
+
+        calls = (
+            partial(client.execute, endless),
+            partial(client.execute, f"INSERT INTO t {endless}"),
+            partial(client.explain, endless),
+            partial(transaction.execute, endless),
+        )
+        for call in calls:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(call, timeout=500))
+                await until("it runs", busy)
+                nursery.cancel_scope.cancel()
+            await until("it has ended", idle)
+        with pytest.raises(DeadlineError, match="was cancelled by its caller"):
+            await transaction.execute("SELECT 1")
+        async with trio.open_nursery() as nursery:
+            for _ in range(IN_FLIGHT_MAX):
+                nursery.start_soon(partial(client.execute, endless, timeout=500))
+            await until("they run", busy)
+            nursery.cancel_scope.cancel()
+        assert (await client.execute("SELECT count(*) FROM t")).value() == 0
+        await until("they have ended", idle)

@@ -269,5 +269,6 @@ def test_hello_to_a_client_names_only_the_cluster() -> None:
     """A client has not logged in yet when it reads HELLO; files, processes, commands and the release are for peers."""
     info = {"store": "s", "starts": [[b"x", 0]], "version": "1", "plugins": {}, "batches": 1, "level": 5}
     info |= {"cluster_id": "id", "cluster_level": 5, "members": ["A"]}
-    assert info_for_clients(info, {}) == {"cluster_id": "id"}
-    assert info_for_clients(info, {"asks": "cluster_id"}) == {"cluster_id": "id", "cluster_level": 5, "members": ["A"]}
+    assert info_for_clients(info, {}) == {"cancels": True, "cluster_id": "id"}
+    asked = {"cancels": True, "cluster_id": "id", "cluster_level": 5, "members": ["A"]}
+    assert info_for_clients(info, {"asks": "cluster_id"}) == asked

@@ -34,6 +34,7 @@ from bedrockish.client.sansio.route import Route, voters_of
 from bedrockish.client.sansio.transaction_steps import (
     What,
     begins,
+    cancelling,
     closing_step,
     ends,
     is_harmless,
@@ -75,6 +76,7 @@ PAYLOAD_BYTES_MAX = LinkLimits().frame_bytes_max
 class _Link:
     address: Address
     is_open: bool = False
+    cancels: bool = False  # whether the node stops cancelled calls
     calls: set[int] = field(default_factory=set)
 
 
@@ -183,17 +185,17 @@ class ClientCore:
             self._due = call.deadline
 
     def cancel(self, call: int, now: float) -> list[Effect]:
-        """Forget a call whose caller no longer waits. If it was sent, it may still be executed.
+        """Forget a call whose caller no longer waits, and have its node stop it; it may happen nevertheless.
 
         Also end the transaction or stream that it has opened, or may have opened.
         """
-        one = self._calls.get(call)
+        one, effects = self._calls.get(call), list[Effect]()
         self._forget(call)
         if one is not None:
-            self._close_opened(one.what, one.link, now)
+            self._stop(call, one, now, effects)
         for home in [home for home in self._homes.values() if home.number == call]:
             self._close_opened(home.what, home.link, now)
-        return self._pump(now)
+        return self._pump(now, effects)
 
     def interrupt(self, now: float) -> list[Effect]:
         """Give up all waiting calls; the error of each says whether it can have happened."""
@@ -206,7 +208,7 @@ class ClientCore:
                 error = out_of_time(call.what, uncertain=True, waited_s=now - call.started, last=why)
             error.details = {**error.details, "interrupted": True}
             self._forget(number)
-            self._close_opened(call.what, call.link, now)
+            self._stop(number, call, now, effects)
             effects.append(Finish(number, error))
         return [*effects, *self._pump(now)]
 
@@ -317,7 +319,7 @@ class ClientCore:
                 )
                 return [HangUp(link), *self.closed(link, error, now)]
             self.cluster_id = found or self.cluster_id
-            one.is_open = True
+            one.is_open, one.cancels = True, info.get(wire.CANCELS) is True
             self.route.opened(one.address)
         return self._pump(now)
 
@@ -458,6 +460,15 @@ class ClientCore:
         if link == self._current and (towards or len(self.route.addresses) > 1):
             self._current = None
             self.route.leave(towards, now)
+
+    def _stop(self, number: int, call: _Call, now: float, effects: list[Effect]) -> None:
+        """Have the node of a forgotten call stop it, and end the transaction or stream that it may have opened."""
+        link = None if call.link is None else self._links.get(call.link)
+        asked = cancelling(call.what, number)
+        if link is not None and link.cancels and asked is not None:
+            assert call.link is not None
+            effects.append(Send(call.link, wire.encode_call(wire.Ask(self._next_number(), wire.CANCEL, asked=asked))))
+        self._close_opened(call.what, call.link, now)
 
     def _close_opened(self, what: What, link: int | None, now: float) -> None:
         """Send ROLLBACK or CLOSE on the link of an abandoned call, which may have opened a transaction or stream."""

@@ -55,6 +55,18 @@ def closing_step(what: What) -> wire.Step | None:
     return wire.Step(0, replace(what.request, statements=()), wire.ROLLBACK if what.op == wire.BEGIN else wire.CLOSE)
 
 
+def cancelling(what: What, number: int) -> dict[str, object] | None:
+    """Return the fields of the CANCEL of a call; None if the call is short, or must end as it would without a CANCEL.
+
+    A COMMIT goes on, because its outcome can be asked for. ``closing_step`` ends what BEGIN and STREAM may have opened.
+    """
+    if isinstance(what, Request):
+        return {"command": what.command}
+    if isinstance(what, wire.Ask):
+        return {"call": number} if what.op == wire.EXPLAIN else None
+    return {"command": what.request.command} if what.op == wire.STATEMENTS else None
+
+
 def is_harmless(what: wire.Step) -> bool:
     """Return whether a step cannot commit anything."""
     return what.op not in (wire.COMMIT, wire.SETTLE) or what.request.read_only

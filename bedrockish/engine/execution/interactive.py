@@ -418,6 +418,8 @@ class Interactive:
         if self.inside is work:
             self.swap_out()
         work.ended = True
+        if work.stop is not None:
+            work.stop()
         locks = self.engine.scope.locks
         if locks is not None:
             locks.release(work.command)

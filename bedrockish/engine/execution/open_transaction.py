@@ -1,6 +1,6 @@
 """The state of an open transaction between two of its statements."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -107,6 +107,7 @@ class TransactionWork:
     # Whether another thread works for the transaction: if ``ended`` is set in that time, the transaction ends after it.
     lent: bool = False
     ended: bool = False  # whether the transaction is no longer needed
+    stop: Callable[[], None] | None = None  # stops the statement that runs in a background worker
 
     def follow(self, other: "TransactionWork") -> None:
         """Copy the state of another record of this transaction, which this record replaces."""

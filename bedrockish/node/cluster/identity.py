@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from bedrockish.api.url import Address
-from bedrockish.api.wire import CLUSTER_ID
+from bedrockish.api.wire import CANCELS, CLUSTER_ID
 from bedrockish.client.credentials import ClientCredentials
 from bedrockish.config.config import Config
 from bedrockish.errors import ConfigError
@@ -70,12 +70,13 @@ def only_asks(hello: Hello) -> bool:
 
 
 def info_for_clients(info: Mapping[str, Any], asks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a node's HELLO for clients: its cluster, and, if asked for, the facts that a new member needs.
+    """Return the facts in a node's HELLO for clients: its cluster, that it stops cancelled calls, and, if asked for,
+    the facts that a new member needs.
 
     The ids of files and processes, the commands and the release are for peers, which have proven their names.
     """
     told = (ID, CLUSTER_LEVEL, MEMBERS) if ASKS in asks else (ID,)
-    return {key: info[key] for key in told if key in info}
+    return {CANCELS: True} | {key: info[key] for key in told if key in info}
 
 
 async def find_cluster(config: Config, entry: ClientCredentials) -> tuple[str, int]:

@@ -57,7 +57,7 @@ class Waiter:
     ``done`` is called with the answer when it may be sent. ``prepare`` executes the request instead of the engine.
     ``shares``: whether the result of ``prepare`` may be merged with those of other requests. ``held``: the bytes of a
     large request's effects and answer. ``owner``: the link of a client's request. ``is_left``: whether the
-    request is a read of a client that has gone.
+    request is a read of a client that has gone, or its caller has cancelled it.
     """
 
     request_id: int

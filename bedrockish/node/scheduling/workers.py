@@ -109,9 +109,9 @@ def leaving() -> UnavailableError:
     return UnavailableError("the node is stopping; the request did not happen: send it to another node")
 
 
-def caller_has_gone(command: str) -> DeadlineError:
-    """Return the error for a read whose caller no longer waits for its answer."""
-    return DeadlineError(f"the caller of command {command} has gone; the command did not happen")
+def cancelled(what: str) -> DeadlineError:
+    """Return the error for work that is stopped, because its caller no longer waits for the answer."""
+    return DeadlineError(f"{what} was cancelled by its caller; it did not happen")
 
 
 class WorkerPool:
@@ -249,17 +249,17 @@ class WorkerPool:
     def stop_read(self, command: str) -> None:
         """Stop the read of a caller that has gone; do nothing if it runs in no worker."""
         for job in [job for job in self._jobs.values() if job.take is None and job.request.command == command]:
-            self._stop_read(job)
+            self._cancel(job)
 
     def stop_request(self, request_id: int) -> None:
-        """Stop one read of a caller that has gone; a read of the same command that came on another link goes on."""
+        """Stop one request whose caller no longer waits; one of the same command that came on another link goes on."""
         job = self._jobs.get(request_id)
         if job is not None:
-            self._stop_read(job)
+            self._cancel(job)
 
-    def _stop_read(self, job: Job) -> None:
+    def _cancel(self, job: Job) -> None:
         self._stop(job)
-        self._finish_job(job, caller_has_gone(job.request.command))
+        self._finish_job(job, cancelled(f"command {job.request.command}"))
 
     def describe(self) -> dict[str, int]:
         """Return the numbers of running, waiting and stuck jobs."""

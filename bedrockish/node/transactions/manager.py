@@ -53,7 +53,7 @@ from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import AnsweredRequest
-from bedrockish.node.scheduling.workers import WorkerPool, leaving
+from bedrockish.node.scheduling.workers import WorkerPool, cancelled, leaving
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 from bedrockish.node.transactions.command_ids import check_digest, check_owner
@@ -181,6 +181,12 @@ class Transactions:
         """
         for tx in [one for one in self._open.values() if one.owner is owner and not (one.commits and one.busy)]:
             self._end(tx, UnavailableError("the client has gone; the transaction did not happen"))
+
+    def cancel(self, owner: object, name: object) -> None:
+        """End the transaction of this name if it runs a statement, for whose answer its client no longer waits."""
+        tx = self._open.get(name) if isinstance(name, str) else None
+        if tx is not None and tx.owner is owner and tx.busy and not tx.commits:
+            self._end(tx, cancelled(f"transaction {name}"))
 
     def end_owner(self, owner: object) -> None:
         """End the transactions and streams of a client whose link has ended."""

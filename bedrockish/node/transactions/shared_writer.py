@@ -17,7 +17,7 @@ from bedrockish.engine.execution.overlay_transaction import resume
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.statements.compiled import READ, Compiled
-from bedrockish.errors import ConflictError, ConstraintError, SqlError
+from bedrockish.errors import ConflictError, ConstraintError, SqlError, UnavailableError
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction
 from bedrockish.node.transactions.places import Place, Services, StatementList
@@ -175,12 +175,17 @@ class SharedWriter(Place):
         done.changes, done.lastrowid, done.clock = list(work.changes), work.lastrowid, work.clock
         done.wrote, done.defers = count > 0, work.defers
         done.size, done.searched = work.size, work.searched
-        try:
-            run = partial(resume, work=done, statement=statement, room=room)
-            result, size, error = await self._services.workers.run(request, run)
-        finally:
-            if work.ended:  # the transaction ended during the run: only this code can release its locks
-                self._engine.locks.release(work.command)
+        run = partial(resume, work=done, statement=statement, room=room)
+        with trio.CancelScope() as scope:
+            work.stop = scope.cancel
+            try:
+                result, size, error = await self._services.workers.run(request, run)
+            finally:
+                work.stop = None
+                if work.ended:  # the transaction ended during the run: only this code can release its locks
+                    self._engine.locks.release(work.command)
+        if scope.cancelled_caught:
+            raise UnavailableError("the transaction was ended; it did not happen")
         sets = work.sets
         assert sets is not None
         assert done.sets is not None

@@ -102,7 +102,7 @@ class Runtime:
         self.workers = WorkerPool(engine, self.core, places, self._ran_in_worker, self.faults, self.boundary)
         self.upkeep = Upkeep(self.core, engine, config, self._clocks, self.post, self.durable)
         self.transactions = Transactions(
-            engine, self.core, self.submit, self.submission, limits, self.workers, self.faults, self.boundary
+            engine, self.core, self.submit, limits, self.workers, self.faults, self.boundary
         )
         self._comparison = RowComparison(
             engine, self.transactions.snapshots, self.post, self._start, self.stop, self.faults
@@ -172,8 +172,12 @@ class Runtime:
     ) -> None:
         """Run a command to its end, and call ``done``, which must not block or raise, with the answer.
 
-        ``once``, ``shares`` and ``base`` are those of ``submit``. ``owner`` is the request's owner; the queue serves
-        owners in turn. By default, the owner has no other request.
+        Args:
+            prepare: executes the command in place of the engine.
+            once: whether ``prepare`` returns the same each time, so that the command cannot be executed again.
+            shares: whether the result of ``prepare`` may be merged with the transactions of other commands.
+            base: the durable state that ``prepare`` has read, if the command is a strict read.
+            owner: the request's owner; the queue serves owners in turn. By default, it has no other request.
         """
         try:
             self.engine.memory.check()
@@ -242,25 +246,27 @@ class Runtime:
         """Have the core answer a strict read."""
         self._enqueue(read.request, read.done, read.prepare, once=read.prepare is not None, owner=read.owner)
 
-    async def submit(
+    def submit(
         self,
         request: Request,
-        prepare: MakePrepared | None = None,  # executes the command in place of the engine, if it is given
+        prepare: MakePrepared | None = None,
         *,
-        # Whether the command cannot be executed again, because ``prepare`` returns the same each time.
         once: bool = False,
-        shares: bool = False,  # whether what ``prepare`` returns may be merged with the transactions of other commands
-        # The durable state that ``prepare`` has read, if the command is a strict read that wrote nothing.
+        shares: bool = False,
         base: Vector | None = None,
-    ) -> Answer:
-        """Run a command to its end, and return its answer."""
+    ) -> Submission:
+        """Return a command that begins, with these arguments of ``begin``, when it is awaited for its answer."""
+        begin = partial(self.begin, request, prepare=prepare, once=once, shares=shares, base=base)
+        return Submission(begin, partial(self._answer, request, begin))
+
+    async def _answer(self, request: Request, begin: Callable[[Done], None]) -> Answer:
         found, over = list[Answer | BedrockishError](), trio.Event()
 
         def done(answer: Answer | BedrockishError) -> None:
             found.append(answer)
             over.set()
 
-        self.begin(request, done, prepare, once=once, shares=shares, base=base)
+        begin(done)
         if not found:  # an answered read needs no checkpoint of trio: its caller is going to wait for its link
             try:
                 await over.wait()
@@ -291,17 +297,6 @@ class Runtime:
     def _stop(self, number: int, waiter: Waiter) -> None:
         waiter.is_left = True  # a request that has not begun, or has lost, is not executed
         self.workers.stop_request(number)
-
-    def submission(
-        self, request: Request, prepare: MakePrepared, *, shares: bool = False, base: Vector | None = None
-    ) -> Submission:
-        """Return the submission of a command that ``prepare`` executes, with the same result each time; see
-        ``submit``.
-        """
-        options: dict[str, Any] = {"once": True, "shares": shares, "base": base}
-        return Submission(
-            lambda done: self.begin(request, done, prepare, **options), lambda: self.submit(request, prepare, **options)
-        )
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return the reads and writes of a text's statements; with ``columns``, the first statement's columns."""

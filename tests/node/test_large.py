@@ -469,7 +469,7 @@ async def test_missing_entries_are_read_in_a_thread_and_sent_when_durable(
         assert peer == "B"
         assert len(short.entries) == 1
         disk.gate.clear()
-        nursery.start_soon(runtime.submit, request(f"INSERT INTO t {ALL}", "large"))
+        nursery.start_soon(runtime.submit(request(f"INSERT INTO t {ALL}", "large")).wait)
         with trio.fail_after(60):
             while engine.applied.get("A") != 2 or engine.batch.is_away:  # noqa: ASYNC110  a thread does it
                 await trio.sleep(0.005)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from bedrockish.errors import ConflictError
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.transactions import cursors
 from bedrockish.node.transactions.cursors import Streams
-from bedrockish_journal.model.vector import Vector
+from bedrockish.node.transactions.steps import Submission
 from tests.engine.test_interactive import Desk
 
 
@@ -40,16 +41,13 @@ class Majority:
     desk: Desk
     asked: list[dict[str, int]] = field(default_factory=list)
 
-    async def __call__(
-        self,
-        request: Request,
-        prepare: Callable[[], Prepared] | None = None,
-        *,
-        once: bool = False,
-        shares: bool = False,
-        base: Vector | None = None,
-    ) -> Answer:
+    def submit(
+        self, request: Request, prepare: Callable[[], Prepared] | None = None, *, once: bool = False, **_: object
+    ) -> Submission:
         assert prepare is not None
+        return Submission(cast(Any, None), partial(self._answer, request, prepare, once))
+
+    async def _answer(self, request: Request, prepare: Callable[[], Prepared], once: bool) -> Answer:
         read = prepare()
         if request.read == STRICT:
             assert once, "another snapshot would be executed for it"
@@ -74,7 +72,9 @@ async def test_strict_stream_reads_at_the_confirmed_moment(tmp_path: Path) -> No
     majority = Majority(desk)
     boundary = Boundary(desk.node.engine, durable)
     snapshots, workers = Snapshots(desk.node.engine, desk.interactive.readers, boundary), cast(Any, None)
-    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, boundary, Bounds(), workers)
+    streams = Streams(
+        desk.interactive, cast(Node, StillCore()), majority.submit, snapshots, boundary, Bounds(), workers
+    )
     statement = Statement("SELECT id FROM t", None)
     for read, expected in ((STRICT, [(1,), (2,)]), ("session", [(1,), (2,), (3,)])):
         owner = object()
@@ -114,7 +114,9 @@ async def test_stream_compiles_its_statement_when_no_thread_has_the_writer(
     boundary = Boundary(engine, written)
     snapshots, workers = Snapshots(engine, desk.interactive.readers, boundary), cast(Any, None)
     majority = Majority(desk)
-    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, boundary, Bounds(), workers)
+    streams = Streams(
+        desk.interactive, cast(Node, StillCore()), majority.submit, snapshots, boundary, Bounds(), workers
+    )
     request = Request("c", (Statement("SELECT id FROM t", None),), "session")
     engine.batch.hand_over(lambda: None)
     async with trio.open_nursery() as nursery:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 import cbor2
 
+from bedrockish.api.requests import NOTHING
 from bedrockish.core.protocol.health import Alarm
 from bedrockish_journal.model.access_set import AccessSet, Range
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import Membership, pack_membership, read_membership
-from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
 
@@ -56,6 +57,14 @@ class Prepared:
     # Whether it read tables of the cluster itself, such as the journal. Every commit adds rows to them, and no
     # transaction has keys of these rows, so no conflict test finds what such a read has missed.
     reads_system: bool = False
+
+
+NO_KEYS = AccessSet()
+
+
+def only_read(base: Vector, schema: int, access_set: AccessSet = NO_KEYS, *, reads_system: bool = False) -> Prepared:
+    """Return an execution that has only read these keys, and has no results; an error, for example, rests on it."""
+    return Prepared(dict(base), schema, True, ROWS, access_set, b"", NOTHING, reads_system=reads_system)
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from bedrockish.access_sets.opcodes import Op, rows_of
 from bedrockish.access_sets.readset import EVERYTHING
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement, encode_results
-from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.executor import Executor, refused_on
+from bedrockish.core.protocol.records import Prepared, only_read
+from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.written_texts import WrittenTexts
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
@@ -91,7 +91,7 @@ def execute_mixed(
             raise UnsupportedError(mixed.needs_schema)
         return mixed.prepared(base, version, results)
     except UsageError as error:
-        error.rests_on = refused_on(base, version, AccessSet(read_ranges=EVERYTHING))
+        error.rests_on = only_read(base, version, AccessSet(read_ranges=EVERYTHING))
         raise
     finally:
         executor.governor.allow(float("inf"))

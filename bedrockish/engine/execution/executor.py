@@ -22,8 +22,8 @@ from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.column_blocks import Blocks, Row
 from bedrockish.api.large_results import encode_in_steps
-from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
-from bedrockish.core.protocol.records import Prepared
+from bedrockish.api.requests import SERIALIZABLE, Request, Result, Statement, encode_results
+from bedrockish.core.protocol.records import Prepared, only_read
 from bedrockish.engine.execution.compiled_texts import CompiledTexts
 from bedrockish.engine.execution.governor import FOREVER, STEPS, Governor
 from bedrockish.engine.execution.recipes import Recipe, find_alike
@@ -153,7 +153,7 @@ class Executor:
             return self._execute(run, request, base, schema_version, at_once=at_once)
         except UsageError as error:
             if not is_in_the_text(error):
-                error.rests_on = refused_on(base, schema_version, run.looked_at(), reads_system=run.reads_system)
+                error.rests_on = only_read(base, schema_version, run.looked_at(), reads_system=run.reads_system)
             raise
         finally:
             self.governor.allow(FOREVER)
@@ -443,11 +443,6 @@ class Executor:
         access_set = gatherer.finish(changes, blurred)
         spans = gatherer.spans(access_set, changes)
         return Prepared(base, version, not writes, ROWS, access_set, packed, result, spans=spans)
-
-
-def refused_on(base: dict[str, int], version: int, access_set: AccessSet, *, reads_system: bool = False) -> Prepared:
-    """Return the reads that an error rests on, as a transaction that only reads."""
-    return Prepared(base, version, True, ROWS, access_set, b"", NOTHING, reads_system=reads_system)
 
 
 class RequestRun:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
-from typing import Protocol
 
 import trio
 
@@ -19,7 +18,6 @@ from bedrockish.common.histogram import Histogram
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling.turn_loop import is_cancellation
-from bedrockish_journal.model.vector import Vector
 from bedrockish_net.read_loop import ReadLoop
 
 Done = Callable[[Answer | BedrockishError], None]
@@ -29,25 +27,6 @@ Durable = Callable[[], Awaitable[None]]  # returns when all that the node has wr
 WEIGHT = 0.1  # the weight of the last sync in the mean
 QUICK_S = 0.001  # a disk whose syncs take no longer is quick: the loop may wait for it
 STALL_S, DISTRUST_S = 0.05, 60.0  # after a sync of STALL_S, syncs run in the thread for DISTRUST_S
-
-
-class Submit(Protocol):
-    """Runs a request to its end; see ``Runtime.submit``."""
-
-    def __call__(
-        self,
-        request: Request,
-        prepare: Callable[[], Prepared] | None = None,
-        *,
-        once: bool = False,
-        shares: bool = False,
-        base: Vector | None = None,
-    ) -> Awaitable[Answer]:
-        """Return the answer. ``base`` is the durable state that a strict read has seen.
-
-        ``prepare`` executes the request: with ``once`` it returns the same result each time, and with ``shares`` this
-        result can be merged with those of other requests.
-        """
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from bedrockish.api.wire import FETCH, STREAM
 from bedrockish.config.config import Bounds
 from bedrockish.core.coordinator.request import lagging
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.protocol.records import Prepared, only_read
 from bedrockish.engine.execution.cursor import Batches, access_set_of, compile_read
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.snapshot import Snapshot
@@ -33,15 +33,12 @@ from bedrockish.errors import (
     UnavailableError,
     UsageError,
 )
-from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 from bedrockish.node.transactions.ended import EndedErrors
+from bedrockish.node.transactions.steps import Submit
 from bedrockish.node.transactions.visibility import reach_level
-from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.transaction import ROWS
-from bedrockish_journal.model.vector import Vector
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +153,7 @@ class Streams:
     async def _begin(self, owner: object, caller: str, request: Request) -> Stream:
         interactive, engine = self._interactive, self._interactive.engine
         caught_up = replace(request, read=SESSION, statements=())
-        await self._submit(caught_up, lambda: self._read_on(dict(engine.applied), AccessSet()))
+        await self._submit(caught_up, lambda: only_read(engine.applied, engine.schema_version))
         has_level = request.read != STRICT
         while True:
             version = engine.schema_version
@@ -167,13 +164,12 @@ class Streams:
             snapshot, base = await self._snapshots.take()
             try:
                 await self._boundary.wait_for_writer()
-                if version == engine.schema_version and (
-                    request.read != STRICT
-                    or await self._is_current(
-                        request, self._read_on(base, access_set_of(interactive.parts.executor, plan, params, snapshot))
-                    )
-                ):
-                    break
+                if version == engine.schema_version:
+                    if request.read != STRICT:
+                        break
+                    keys = access_set_of(interactive.parts.executor, plan, params, snapshot)
+                    if await self._is_current(request, only_read(base, version, keys)):
+                        break
             except BaseException:
                 self._snapshots.give_back(snapshot)
                 raise
@@ -182,11 +178,6 @@ class Streams:
         token = Token(base, state.read_clock())
         batches = Batches(snapshot, piece, params, plan.lengths, by_column=request.by_column)
         return Stream(request.command, owner, caller, piece.columns, token, snapshot, batches, now, now)
-
-    def _read_on(self, base: Vector, access_set: AccessSet) -> Prepared:
-        """Return a transaction that has read these keys on the commits of ``base``, for the core to certify."""
-        schema = self._interactive.engine.schema_version
-        return Prepared(dict(base), schema, True, ROWS, access_set, b"", NOTHING)
 
     async def _is_current(self, request: Request, read: Prepared) -> bool:
         """Return whether a strict read is current: a majority knows of no newer commit that conflicts with it.
@@ -214,7 +205,7 @@ class Streams:
             except SqlError as error:
                 if is_in_the_text(error):
                     raise
-                read = self._read_on(dict(engine.applied), AccessSet())
+                read = only_read(engine.applied, engine.schema_version)
                 if request.read != STRICT:
                     raise lagging(error) if self._core.reading.may_lag(read) else error from None
                 if await self._is_current(request, read):

@@ -32,7 +32,7 @@ from bedrockish.config.config import Bounds
 from bedrockish.core.coordinator.request import out_of_service, write_refused
 from bedrockish.core.coordinator.revalidation import invalidated
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.protocol.records import NO_KEYS, Prepared, only_read
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
@@ -49,7 +49,6 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.node.scheduling.builds import Builds
-from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import AnsweredRequest
@@ -69,7 +68,6 @@ from bedrockish.node.transactions.shared_writer import SharedWriter
 from bedrockish.node.transactions.temporary import SessionWorkspaces
 from bedrockish.node.transactions.visibility import Visibility
 from bedrockish.sqltext.session_values import failed_at
-from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.transaction import ROWS
 
@@ -92,15 +90,13 @@ class Transactions:
         self,
         engine: Engine,
         core: Node,
-        submit: Submit,
-        submission: steps.Submissions,
+        submit: steps.Submit,
         bounds: Bounds,
         workers: WorkerPool,
         faults: Faults,
         boundary: Boundary,
     ) -> None:
         self._engine, self._core, self._submit = engine, core, submit
-        self._submission = submission
         self._bounds, self._faults = bounds, faults
         engine.locks.others = ContestedRows(core.state)
         self._interactive = Interactive(engine, lambda sets, base: invalidated(core.state, sets, base))
@@ -110,18 +106,9 @@ class Transactions:
         self.streams = Streams(self._interactive, core, submit, self.snapshots, boundary, bounds, workers)
         self._visibility = Visibility(engine, core.state, self._interactive, submit, boundary)
         lease = lambda *asked: engine.connector().ids.lease(self._interactive.parts.db, *asked)  # noqa: E731
-        self.programs = Programs(engine, core, submit, submission, boundary, lease)
+        self.programs = Programs(engine, core, submit, boundary, lease)
         services = Services(
-            engine,
-            core,
-            self._interactive,
-            self._visibility,
-            submit,
-            submission,
-            boundary,
-            workers,
-            self._check_open,
-            self._close,
+            engine, core, self._interactive, self._visibility, submit, boundary, workers, self._check_open, self._close
         )
         self._shared_writer = SharedWriter(services, bounds.loop_ms_max / 1000)
         self._own_workspace, self._private_copy = OwnWorkspace(services), PrivateCopy(services)
@@ -372,7 +359,8 @@ class Transactions:
         tx.turn.acquire_nowait()  # the statements that came with BEGIN wait for the end of BEGIN
         try:
             empty = replace(request, read=SESSION, statements=(), digest=OPEN)
-            answer = yield from steps.wait(self._submission(empty, self._nothing))
+            nothing = lambda: only_read(self._engine.applied, self._engine.schema_version)  # noqa: E731
+            answer = yield from steps.wait(self._submit(empty, nothing, once=True))
         except CommandIdError as taken:
             self._end(tx, taken)
             raise
@@ -403,9 +391,6 @@ class Transactions:
             return engine.journal.command_txid(request.command) is None
         except ForgottenError:
             return False
-
-    def _nothing(self) -> Prepared:
-        return Prepared(dict(self._engine.applied), self._engine.schema_version, True, ROWS, AccessSet(), b"", NOTHING)
 
     def _find(self, owner: object, name: str) -> OpenTransaction:
         tx = self._open.get(name)
@@ -536,7 +521,7 @@ class Transactions:
         def empty() -> Prepared:
             changes = encode_changes([])
             engine = self._engine
-            return Prepared(dict(engine.applied), engine.schema_version, False, ROWS, AccessSet(), changes, NOTHING)
+            return Prepared(dict(engine.applied), engine.schema_version, False, ROWS, NO_KEYS, changes, NOTHING)
 
         answer = await self._submit(replace(request, statements=(), read=SESSION, digest=SETTLED), empty, once=True)
         if request.digest and answer.results != NOTHING:  # a settled command has no results

@@ -25,7 +25,6 @@ from bedrockish.engine.execution.merging import may_share
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import UnavailableError, schema_changed, transaction_ended
-from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions import steps
@@ -85,8 +84,7 @@ class Services:
     core: Node
     interactive: Interactive  # the code shared by all open transactions
     visibility: Visibility
-    submit: Submit
-    submission: steps.Submissions
+    submit: steps.Submit
     boundary: Boundary
     workers: WorkerPool
     check_open: Callable[[OpenTransaction], None]  # raises the error of the transaction if it has ended
@@ -147,7 +145,7 @@ class Place(ABC):
         if prepared.readonly and tx.request.read != STRICT and not prepared.clock:
             return Answer(prepared.result, token)
         prepare = checked(self._engine.access, last.user, lambda: prepared)
-        return (yield from steps.wait(self._services.submission(last, prepare, shares=may_share(prepared))))
+        return (yield from steps.wait(self._services.submit(last, prepare, once=True, shares=may_share(prepared))))
 
 
 class WorkspacePlace(Place):

@@ -40,7 +40,7 @@ class PrivateCopy(WorkspacePlace):
         self._services.close(tx)
         prepare = checked(engine.access, last.user, lambda: replace(drafted, base=dict(engine.applied)))
         try:
-            return (yield from steps.wait(self._services.submission(last, prepare)))
+            return (yield from steps.wait(self._services.submit(last, prepare, once=True)))
         except UsageError as error:  # the data forbade the schema change when it was to come into force
             raise type(error)(error.message, **{**error.details, "ended": True}) from error
 

@@ -26,11 +26,9 @@ from bedrockish.engine.execution.merging import may_share
 from bedrockish.engine.statements.rowid_allocator import LEASE_MAX
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local.prepared import check_prepared, decode_prepared
-from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import checked
-from bedrockish.node.transactions.steps import Submissions
 
 Ids = Callable[[str, int, int], list[int]]  # (table, above, count): leases ``count`` ids above ``above``
 LEASE_S = 10.0
@@ -99,11 +97,8 @@ class Voters:
 class Programs:
     """Commits transactions that programs have executed on a node's file, and leases ids to the programs."""
 
-    def __init__(
-        self, engine: Engine, core: Node, submit: Submit, submission: Submissions, boundary: Boundary, ids: Ids
-    ) -> None:
+    def __init__(self, engine: Engine, core: Node, submit: steps.Submit, boundary: Boundary, ids: Ids) -> None:
         self._engine, self._core, self._submit, self._boundary = engine, core, submit, boundary
-        self._submission = submission
         self._ids = ids
         self._voters: Voters | None = None
         self.is_closed = False  # whether the node is stopping
@@ -157,7 +152,7 @@ class Programs:
         # A program reads durable states only. The core looks up whether the command has happened.
         is_read = prepared.readonly and request.read == STRICT and not is_nodes
         base = prepared.base if is_read and engine.journal.command_txid(request.command) is None else None
-        return (yield from steps.wait(self._submission(last, execute, shares=may_share(prepared), base=base)))
+        return (yield from steps.wait(self._submit(last, execute, once=True, shares=may_share(prepared), base=base)))
 
     def _check(self, prepared: Prepared, request: Request, *, is_nodes: bool = False) -> Prepared:
         engine = self._engine

@@ -23,26 +23,35 @@ Steps = Generator[Wanted, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A command for the core, which steps yield like any awaitable.
+    """A command for the core, which a task awaits, and which steps yield like any awaitable.
 
-    ``begin`` submits the command and has its answer passed to a function. ``submit`` does the same for a task.
+    ``begin`` submits the command and has its answer passed to a function. ``wait`` does the same for a task.
     """
 
     begin: Callable[[Done], None]
-    submit: Callable[[], Awaitable[Answer]]
+    wait: Callable[[], Awaitable[Answer]]
 
     def __call__(self) -> Awaitable[Answer]:
         """Submit the command; return an awaitable for its answer."""
-        return self.submit()
+        return self.wait()
+
+    def __await__(self) -> Generator[Any, None, Answer]:
+        return self.wait().__await__()
 
 
-class Submissions(Protocol):
-    """Makes submissions; see ``Runtime.submission``."""
+class Submit(Protocol):
+    """Makes submissions; see ``Runtime.submit``."""
 
     def __call__(
-        self, request: Request, prepare: MakePrepared, *, shares: bool = False, base: Vector | None = None
+        self,
+        request: Request,
+        prepare: MakePrepared | None = None,
+        *,
+        once: bool = False,
+        shares: bool = False,
+        base: Vector | None = None,
     ) -> Submission:
-        """Return the submission of a request that ``prepare`` executes, with the same result each time."""
+        """Return the submission of a request, which is executed by ``prepare`` or, without it, by the engine."""
 
 
 class RemainingSteps(Generic[T]):

@@ -2,7 +2,6 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,8 +104,8 @@ class SessionWorkspaces(WorkspacePlace):
         services.close(tx)
         is_led = not prepared.readonly or tx.request.read == STRICT
         prepare = checked(self._engine.access, last.user, lambda: prepared)
-        submit = partial(services.submit, last, prepare, once=True) if is_led else None
-        return (yield from steps.wait(partial(_end_prepared, running, submit, answer)))
+        led = services.submit(last, prepare, once=True) if is_led else None
+        return (yield from steps.wait(partial(_end_prepared, running, led, answer)))
 
     def end_late(self) -> None:
         """Drop the TEMP objects that were idle for too long."""
@@ -165,23 +164,21 @@ class SessionWorkspaces(WorkspacePlace):
             self._ended.popitem(last=False)
 
 
-async def _end_prepared(
-    running: TemporaryTransaction, submit: Callable[[], Awaitable[Answer]] | None, read: Answer
-) -> Answer:
+async def _end_prepared(running: TemporaryTransaction, led: steps.Submission | None, read: Answer) -> Answer:
     """End a prepared transaction, and return its answer.
 
     If the transaction commits, its rows in TEMP tables stay. If it fails, they are rolled back. If its outcome is
     unknown, all TEMP objects of the session are lost.
 
     Args:
-        submit: commits the transaction; None: it has only read.
+        led: commits the transaction; None: it has only read.
         read: the answer if it has only read.
 
     Raises:
-        BedrockishError: the error of ``submit``.
+        BedrockishError: the error of the commit.
     """
     try:
-        answer = read if submit is None else await submit()
+        answer = read if led is None else await led
     except BaseException as error:
         is_known = isinstance(error, BedrockishError) and not isinstance(error, OutcomeUnknownError)
         running.close(is_lost=not is_known)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from bedrockish.api.requests import NOTHING, OPEN, STRICT, Request, Token
+from bedrockish.api.requests import OPEN, STRICT, Request, Token
 from bedrockish.core.coordinator.revalidation import AccessSets
-from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.protocol.records import Prepared, only_read
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
@@ -19,28 +19,22 @@ from bedrockish.engine.execution.interfaces import WriterLender
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.errors import ConflictError, UsageError
-from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction
-from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector, covers
 
 SUFFIX, ID_MAX = "+level", 200  # the end of a question's command id, and the most characters of such an id
 
 
-async def reach_level(submit: Submit, engine: WriterLender, request: Request) -> None:
+async def reach_level(submit: steps.Submit, engine: WriterLender, request: Request) -> None:
     """Wait until this node has applied every commit that was acknowledged before the call.
 
     Raises:
         UnavailableError: within the time of the request no majority has answered, or a transaction has not ended.
     """
 
-    def empty() -> Prepared:
-        applied, version = dict(engine.applied), engine.schema_version
-        return Prepared(applied, version, True, ROWS, AccessSet(), b"", NOTHING, reads_system=True)
-
+    empty = lambda: only_read(engine.applied, engine.schema_version, reads_system=True)  # noqa: E731
     command = f"{request.command}{SUFFIX}"[-ID_MAX:]
     await submit(replace(request, command=command, statements=(), read=STRICT, digest=OPEN), empty)
 
@@ -65,7 +59,7 @@ class Visibility:
         engine: Engine,
         state: State,
         interactive: Interactive,  # moves the snapshots of transactions
-        submit: Submit,  # has the core answer a request
+        submit: steps.Submit,  # has the core answer a request
         boundary: Boundary,
     ) -> None:
         self._engine, self._state, self._interactive = engine, state, interactive

@@ -324,13 +324,13 @@ def open_socket_client(target: Target, token: bytes | None, entry: ClientCredent
         run(client.ping)
         client._bind_file()
         client.learn()
+        KEEPER.add(client)
     except BaseException:
         if client is not None:
             client._close()
         if local is not None:
             local.close()
         raise
-    KEEPER.add(client)
     return client
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from bedrockish.api.url import NEAREST, RANDOM, Address, Target, parse_address
 from bedrockish.client.credentials import ClientCredentials
+from bedrockish.common.machine import threads_or_unavailable
 from bedrockish.common.pauses import monotonic
 from bedrockish.errors import ConfigError
 from bedrockish_net.errors import NetError
@@ -34,7 +35,8 @@ def by_distance(target: Target, entry: ClientCredentials) -> tuple[Address, ...]
 
     threads = [threading.Thread(target=measure, args=(address,), daemon=True) for address in target.addresses]
     for thread in threads:
-        thread.start()
+        with threads_or_unavailable():
+            thread.start()
     until = monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - monotonic()))
@@ -46,6 +48,9 @@ def in_order(target: Target, entry: ClientCredentials) -> tuple[Address, ...]:
     """Return the nodes of a URL in the order in which to try them; the node of the local file comes first.
 
     With the choice ``nearest`` this waits for the handshakes, up to ``MEASURE_S``.
+
+    Raises:
+        UnavailableError: the machine gives no thread in which to measure.
     """
     if target.local is not None:
         rest = replace(target, addresses=target.addresses[1:], local=None)

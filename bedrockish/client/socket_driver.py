@@ -131,8 +131,8 @@ class SocketDriver(Calls):
             if self._is_closed:
                 raise ClientClosedError("this client is closed; open another")
             if self._is_inherited:
-                self._is_inherited = False
                 KEEPER.add(self)
+                self._is_inherited = False
             self._calls_made += not isinstance(what, Ask)
             if isinstance(what, Step) and what.prepared and self._reader is None:
                 # Read first: a node that was restarted has closed its link, and perhaps no thread has read the end of

@@ -20,6 +20,7 @@ from bedrockish.client.request_builder import Statements as Statements
 from bedrockish.client.request_builder import Where
 from bedrockish.client.request_builder import target_of as target_of
 from bedrockish.client.session import Session
+from bedrockish.common.machine import threads_or_unavailable
 from bedrockish.errors import BedrockishError, ClientClosedError
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class Client(Driver, Session):
         """Let all reads in the block use one snapshot of the node's file. See ``blocking.Connection.snapshot``."""
         local, seconds = self._file(), self._seconds(timeout)
         level, pin = read or self.target.read, local.new_pin()
-        await trio.to_thread.run_sync(local.pin, pin, level, lambda: self._core.token, seconds)
+        await _threaded(local.pin, pin, level, lambda: self._core.token, seconds)
         try:
             yield
         finally:
@@ -63,7 +64,7 @@ class Client(Driver, Session):
         If the task is cancelled, ``stop`` is called, which ends the statement.
         """
         if stop is None:
-            return await trio.to_thread.run_sync(method, *arguments)
+            return await _threaded(method, *arguments)
         return await _in_thread(lambda: method(*arguments), stop)
 
     @property
@@ -82,6 +83,16 @@ class Client(Driver, Session):
                         self._core.route.learn(members_of(reply.value), trio.current_time())
                 calls = self._calls_made
             await trio.sleep(LEARN_S)
+
+
+async def _threaded(method: Callable[..., T], *arguments: Any, abandon_on_cancel: bool = False) -> T:
+    """Run a method in a thread of trio.
+
+    Raises:
+        UnavailableError: the machine gives no further thread.
+    """
+    with threads_or_unavailable():
+        return await trio.to_thread.run_sync(method, *arguments, abandon_on_cancel=abandon_on_cancel)
 
 
 async def _in_thread(method: Callable[[], T], stop: Callable[[], None]) -> T:
@@ -103,7 +114,7 @@ async def _in_thread(method: Callable[[], T], stop: Callable[[], None]) -> T:
             is_running = False
 
     try:
-        return await trio.to_thread.run_sync(run, abandon_on_cancel=True)
+        return await _threaded(run, abandon_on_cancel=True)
     except trio.Cancelled:
         with lock:
             is_cancelled = True
@@ -135,7 +146,7 @@ async def open_client(
     target = target_of(url)
     entry = entry or entry_of(target)
     measures = target.choice == NEAREST
-    addresses = await trio.to_thread.run_sync(in_order, target, entry) if measures else in_order(target, entry)
+    addresses = await _threaded(in_order, target, entry) if measures else in_order(target, entry)
     target = replace(target, addresses=addresses)
     body: BaseException | None = None
     local = open_local(target)

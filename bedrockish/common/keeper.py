@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from bedrockish.common.forks import watch_forks
+from bedrockish.common.machine import threads_or_unavailable
 from bedrockish.common.pauses import monotonic
 
 T = TypeVar("T")
@@ -34,12 +35,17 @@ class Keeper(Generic[T]):
         self._lock, self._is_running = threading.Lock(), False
 
     def add(self, one: T) -> None:
-        """Maintain an object from now on."""
+        """Maintain an object from now on.
+
+        Raises:
+            UnavailableError: the machine gives no further thread.
+        """
         with self._lock:
-            self._kept.add(one)
             if not self._is_running:
+                with threads_or_unavailable():
+                    threading.Thread(target=self._run, name=self._name, daemon=True).start()
                 self._is_running = True
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._kept.add(one)
 
     def _run(self) -> None:
         last = monotonic()

@@ -4,9 +4,11 @@ import errno
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from bedrockish.errors import UnsupportedError
+from bedrockish.errors import UnavailableError, UnsupportedError
 
 MOUNTS = Path("/proc/self/mountinfo")
 SYSTEM: str = sys.platform  # a variable, so that the type checker does not take one system for granted
@@ -77,6 +79,21 @@ def why_refused(error: BaseException) -> str:
             return f"this needs Linux or macOS: Python on {sys.platform} has no module {name}"
         case _:
             return ""
+
+
+@contextmanager
+def threads_or_unavailable() -> Iterator[None]:
+    """Report a thread that the block cannot start as an error of the machine, with the remedy.
+
+    Raises:
+        UnavailableError: the machine gives no further thread.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if why := why_refused(error):
+            raise UnavailableError(f"{why}; nothing happened") from error
+        raise
 
 
 def not_utf8(error: UnicodeEncodeError) -> str:

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from bedrockish.common.keeper import Keeper
+from bedrockish.errors import UnavailableError
 
 
 class Kept:
@@ -28,3 +29,20 @@ def test_keeper_still_calls_others_after_one_object_has_failed(caplog: pytest.Lo
     assert enough.wait(60)
     assert set(looks) == {sound}
     assert [record.levelno for record in caplog.records] == [logging.ERROR], "it is told once"
+
+
+def test_keeper_starts_later_when_the_machine_gave_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that met the limit of threads once had no keeper from then on: its snapshots were never released."""
+    called = threading.Event()
+    keeper = Keeper[Kept]("test", 0.001, lambda _one, _elapsed_s: called.set())
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kept = Kept()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(UnavailableError, match=r"further thread.+nothing happened"):
+            keeper.add(kept)
+    keeper.add(kept)
+    assert called.wait(60)

@@ -52,6 +52,7 @@ FAREWELL_S = 2.0  # how long a link to a removed node is kept, so that the node 
 LEVEL_S = 1.0  # seconds between two checks whether the release level can be raised
 LEVEL_TIMEOUT_S = 10.0
 SILENT_MS_MIN = 2_000  # a member counts as alive at least this long after its last message, whatever suspicion_ms is
+ON_THE_WAY_S = 0.1  # a message that arrives within this time of an order may have been sent before the order
 HEAR_S = 0.02  # seconds between two checks whether a member has sent a message since an order arrived
 
 
@@ -151,14 +152,14 @@ def asks_the_living(change: MemberChange) -> bool:
 
 
 async def hear_the_living(core: Node, clock: Callable[[], Now]) -> None:
-    """Wait until each member has sent a message since this call, or counts as dead.
+    """Wait until each member has sent a message after the beginning of this call, or counts as dead.
 
     A running member sends a heartbeat during the call. A member that failed just before the call counts as dead when
     the call returns: then its replacement is accepted, and a change that needs its vote is refused.
     """
-    began = clock().seconds
+    sent = clock().seconds + ON_THE_WAY_S
     peers = core.state.roster.peers
-    while any(node in peers and peers[node].heard <= began for node in _alive(core, clock())):
+    while any(node in peers and peers[node].heard <= sent for node in _alive(core, clock())):
         await trio.sleep(HEAR_S)
         peers = core.state.roster.peers
 

@@ -9,7 +9,7 @@ import apsw
 
 from bedrockish.api.requests import STALE, Request
 from bedrockish.common.pauses import monotonic
-from bedrockish.engine.execution.interfaces import Connector
+from bedrockish.engine.execution.interfaces import Connector, Flushed
 from bedrockish.engine.execution.temporary import TemporaryWorkspace
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import Limits
@@ -213,9 +213,8 @@ class WorkspacePool:
             file_workspace.schema = self.schema(
                 file_workspace.reader, file_workspace.facts, moment.schema, moment.members
             )
-            workspace.move_to(
-                moment.vector, moment.schema, FileState(batch.frames, batch.salts, moment.batch), moment.clock
-            )
+            flushed = Flushed(moment.vector, moment.schema, moment.clock)
+            workspace.move_to(flushed, FileState(batch.frames, batch.salts, moment.batch))
             return moment
 
     def _durable(self, published: Published) -> int:

@@ -120,9 +120,7 @@ def test_interrupted_function_releases_its_memory_account(make_node: MakeNode, m
     node = make_node(limits=Limits(memory=memory, result_bytes=1 << 30))
     node.engine.flush()
     place = Workspace(node.engine.connector())
-    place.take_snapshot(
-        node.engine.applied, node.engine.schema_version, node.engine.moment(), node.engine.applied_clock
-    )
+    place.take_snapshot(node.engine.flushed, node.engine.moment())
     place.scope.begin_in_worker("it", 0, lambda: 0)
     found: list[BaseException] = []
     end = Interrupter.end

@@ -8,7 +8,7 @@ statement are first run again on the copy.
 The loop calls ``take_snapshot``, ``stop`` and ``close``; one thread at a time calls the other methods.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import apsw
@@ -17,7 +17,7 @@ from bedrockish.api.requests import Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.ddl_execution import Mixed
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interfaces import Connector
+from bedrockish.engine.execution.interfaces import Connector, Flushed
 from bedrockish.engine.execution.open_transaction import Logged
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.storage.overlay_vfs import FileState
@@ -46,22 +46,22 @@ class Draft:
         self._user = user
         self._workspace = Workspace(connector)
         self._mixed: Mixed | None = None
-        self.version = 0  # the version of the schema on which the transaction began
-        self._base: dict[str, int] = {}
         self.is_over = False  # whether SQLite itself has ended the transaction
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def take_snapshot(
-        self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int
-    ) -> None:
-        """Take a snapshot of the file, which must have every applied entry.
+    @property
+    def flushed(self) -> Flushed:
+        """The commits and the schema on which the transaction runs."""
+        return self._workspace.flushed
+
+    def take_snapshot(self, flushed: Flushed, moment: FileState) -> None:
+        """Take a snapshot of the file after its last batch.
 
         Raises:
             UnavailableError: the snapshot cannot be taken.
         """
-        self._base, self.version = dict(base), schema_version
-        self._workspace.take_snapshot(base, schema_version, moment, applied_clock)
+        self._workspace.take_snapshot(flushed, moment)
 
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the running statement."""
@@ -162,7 +162,9 @@ class Draft:
         """
         mixed = self._mixed
         assert mixed is not None
-        return mixed.prepared(self._base, self.version, [Result((), [], -1, mixed.lastrowid or None)])
+        return mixed.prepared(
+            dict(self.flushed.applied), self.flushed.schema, [Result((), [], -1, mixed.lastrowid or None)]
+        )
 
 
 def _same(sql: str, found: Result, told: Result) -> bool:

@@ -61,8 +61,11 @@ class WriterLender(Protocol):
     """The engine's methods that open transactions use."""
 
     applied: dict[str, int]
-    flushed: Flushed
     scope: Scope
+
+    @property
+    def flushed(self) -> Flushed:
+        """The state of the file after the last batch."""
 
     @property
     def schema_version(self) -> int:

@@ -44,8 +44,6 @@ class Logged:
 class TransactionWorkspace(Protocol):
     """The workspace of an open transaction, a copy of the database or an overlay: the methods with which it ends."""
 
-    version: int
-
     @property
     def is_over(self) -> bool:
         """Return whether SQLite itself has ended the transaction."""

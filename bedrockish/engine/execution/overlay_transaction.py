@@ -7,7 +7,7 @@ certified at its COMMIT, as of the snapshot.
 ``take_snapshot``, ``stop`` and ``close`` belong to the loop; all other calls to one thread at a time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -54,10 +54,8 @@ class OverlayTransaction:
             self.scope.begin_in_worker(work.command, work.clock, tick)
         self.may_read_system = True  # whether it may read tables of the cluster itself
         self.is_closed = False  # whether the transaction was rolled back or kept
-        self.version = 0  # the version of the schema on which the transaction runs
         self.applied: dict[str, int] = {}  # the commits in its snapshot
         self.schema_version = self.applied_clock = 0  # the version of its schema, and a clock after all these commits
-        self.flushed = Flushed(self.applied, 0, 0)
         self._writer: Writer | None = None
         self._interactive: Interactive | None = None
         self._end: BedrockishError | None = None  # the error after which no statement can follow
@@ -69,17 +67,19 @@ class OverlayTransaction:
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def take_snapshot(
-        self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int
-    ) -> None:
-        """Take a snapshot of the file, which must hold everything that was applied.
+    @property
+    def flushed(self) -> Flushed:
+        """The commits and the schema on which the transaction runs."""
+        return self.workspace.flushed
+
+    def take_snapshot(self, flushed: Flushed, moment: FileState) -> None:
+        """Take a snapshot of the file after its last batch.
 
         Raises:
             UnavailableError: the snapshot cannot be taken.
         """
-        self.version = schema_version
-        self.work.base, self.work.schema, self.work.base_clock = dict(base), schema_version, applied_clock
-        self.workspace.take_snapshot(base, schema_version, moment, applied_clock)
+        self.workspace.take_snapshot(flushed, moment)
+        self.work.base, self.work.schema, self.work.base_clock = dict(flushed.applied), flushed.schema, flushed.clock
 
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the running statement; it raises this error."""
@@ -152,9 +152,9 @@ class OverlayTransaction:
 
     def use(self, writer: Writer) -> None:
         """Run the statements on a writing connection that shows the snapshot of the workspace."""
-        self._writer, self.flushed = writer, self.workspace.flushed
-        self.applied = dict(self.flushed.applied)
-        self.schema_version, self.applied_clock = self.flushed.schema, self.flushed.clock
+        self._writer, flushed = writer, self.flushed
+        self.applied = dict(flushed.applied)
+        self.schema_version, self.applied_clock = flushed.schema, flushed.clock
         self._interactive = Interactive(self, lambda _access_set, _base: None)
         self._interactive.committed = self.workspace.reader
 

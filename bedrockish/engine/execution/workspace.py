@@ -11,7 +11,7 @@ The loop calls ``take_snapshot``, ``stop``, ``end`` and ``close``; one thread ma
 import io
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -59,14 +59,12 @@ class Workspace:
         self.stoppable = _Stoppable(self)  # a context manager for SQL of the engine in an open transaction
         self._writer: Writer | None = None
         self._work: TransactionWork | None = None  # the open transaction that has the writer
+        self.flushed = Flushed({}, 0, 0)  # the commits and the schema in the snapshot
         self._moment = FileState(0, b"", 0)
-        self._base: dict[str, int] = {}
-        self._version = 0
         self.is_broken = False  # whether a connection has failed, so that the workspace must be closed
         self._has_read_schema = False  # whether a SELECT on the snapshot has made SQLite read a changed schema
         self.scope = Scope(locks=connector.locks)  # the values of the clock functions of the statement that runs
         self.temporary_bytes = 0  # limit for the TEMP tables of its session, in bytes; 0 if TEMP tables are refused
-        self._applied_clock = 0
         self._wal = io.FileIO(os.dup(connector.wal))
         weakref.finalize(self, self._wal.close)  # if the exception of a signal's handler leaves it to no one
         try:
@@ -81,27 +79,20 @@ class Workspace:
             ) from error
 
     @property
-    def flushed(self) -> Flushed:
-        """The state of the file in the snapshot."""
-        return Flushed(self._base, self._version, self._applied_clock)
-
-    @property
     def reader(self) -> apsw.Connection:
         """The connection that only reads the snapshot."""
         return self._reader
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    def take_snapshot(
-        self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int
-    ) -> None:
-        """Take a snapshot of the file, which must hold all applied entries, with clocks up to ``applied_clock``.
+    def take_snapshot(self, flushed: Flushed, moment: FileState) -> None:
+        """Take a snapshot of the file after its last batch.
 
         Raises:
             UnavailableError: the snapshot cannot be taken.
         """
         self._has_read_schema = False
-        self.move_to(base, schema_version, moment, applied_clock)
+        self.move_to(flushed, moment)
         self._begin("PRAGMA main.user_version")  # no SELECT, which could read a large schema in the loop
 
     def begin_with(self, sql: str) -> Any:
@@ -127,10 +118,9 @@ class Workspace:
                 f"the node cannot read its file on another connection ({error}); try again"
             ) from error
 
-    def move_to(self, base: Mapping[str, int], schema_version: int, moment: FileState, applied_clock: int) -> None:
+    def move_to(self, flushed: Flushed, moment: FileState) -> None:
         """Set the moment of the snapshot that was taken."""
-        self._base, self._version, self._moment = dict(base), schema_version, moment
-        self._applied_clock = applied_clock
+        self.flushed, self._moment = flushed, moment
 
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the statement in the thread; it raises this error."""
@@ -179,11 +169,11 @@ class Workspace:
         return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
 
     def _execute(self, executor: Executor, request: Request, *, at_once: bool) -> Prepared:
-        base = dict(self._base)
+        base, version = dict(self.flushed.applied), self.flushed.schema
         try:
-            return executor.execute(request, base, self._version, at_once=at_once)
+            return executor.execute(request, base, version, at_once=at_once)
         except MixesError:
-            return execute_mixed(executor, request, base, self._version)
+            return execute_mixed(executor, request, base, version)
 
     def seconds_to_index(self, steps: Sequence[SchemaStep]) -> float:
         """Return an estimate of the seconds that SQLite needs for the FTS5 index that a schema change builds.
@@ -236,7 +226,7 @@ class Workspace:
         """
         writer = self._begin_writer()
         self._work = work
-        self.scope.begin(work.command, work.clock, self._base)
+        self.scope.begin(work.command, work.clock, self.flushed.applied)
         return writer
 
     def leave_work(self) -> None:
@@ -310,7 +300,7 @@ class Workspace:
                     self._writer.allow_temporary(self.temporary_bytes)
             else:
                 self._writer.file.move(self._moment, pages)
-            self._writer.learn(self._version)
+            self._writer.learn(self.flushed.schema)
         except apsw.Error as error:
             self.is_broken = True
             raise self._stopped or UnavailableError(f"the node cannot read its file ({error}); try again") from error

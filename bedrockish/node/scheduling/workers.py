@@ -324,7 +324,7 @@ class WorkerPool:
         try:
             engine.memory.check_large()  # a job in a worker may use much memory
             workspace = self._free.pop() if self._free else Workspace(engine.connector())
-            workspace.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+            workspace.take_snapshot(engine.flushed, engine.moment())
         except Exception as error:  # a lack of room for a connection or a thread fails this job alone
             self._refuse(job, workspace, error)
             return

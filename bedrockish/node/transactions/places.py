@@ -171,7 +171,7 @@ class WorkspacePlace(Place):
             if error is not None:
                 raise error
             try:
-                workspace.take_snapshot(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+                workspace.take_snapshot(engine.flushed, engine.moment())
             except UnavailableError:
                 raise
             except Exception as failure:
@@ -217,9 +217,9 @@ class WorkspacePlace(Place):
         workspace = work.workspace
         if workspace is None:
             raise transaction_ended()
-        if workspace.version != self._engine.schema_version:
-            raise schema_changed()
         assert isinstance(workspace, Draft | OverlayTransaction)
+        if workspace.flushed.schema != self._engine.schema_version:
+            raise schema_changed()
         return workspace
 
     def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:

@@ -11,7 +11,6 @@ from bedrockish.cli.options import console, json_option
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.status import to_json
 from bedrockish.client.blocking import connect
-from bedrockish.client.trio_client import target_of
 from bedrockish.errors import UsageError
 
 
@@ -29,7 +28,6 @@ def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) 
     if len(arguments) > 2:
         raise UsageError("give one text of SQL, in quotes")
     url, sql = arguments if len(arguments) == 2 else (None, arguments[0])
-    target_of(url)
     with connect(url) as connection:
         found = connection.explain(sql, [_value(text) for text in params])
     if as_json:

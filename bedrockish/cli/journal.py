@@ -44,7 +44,7 @@ def journal() -> None:
     """Read, verify and replay the journal in a node's file; shorten it in running nodes."""
 
 
-@journal.command()
+@journal.command(cls=click.Command)
 @click.argument("file", type=FILE)
 @click.option("--leader", metavar="NODE", help="Only the timeline of this node.")
 @click.option(
@@ -168,7 +168,7 @@ def _short(text: str) -> str:
     return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 1] + "…"
 
 
-@journal.command("verify")
+@journal.command("verify", cls=click.Command)
 @click.argument("files", type=FILE, nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--tables", is_flag=True, help="Also replay each journal, and compare the result with the tables.")
@@ -282,7 +282,7 @@ def moment_option(name: str) -> Callable[[Any], Any]:
     return click.option(name, "until", metavar="CLOCK|TIME|VECTOR", callback=read, help=text)
 
 
-@journal.command("replay")
+@journal.command("replay", cls=click.Command)
 @click.argument("files", type=FILE, nargs=-1, required=True)
 @click.option("--to", "target", type=FILE, required=True, help="The database file to write; must not exist.")
 @moment_option("--until")
@@ -305,7 +305,7 @@ def replay_files(
         click.echo(f"{report.target} lacks the tables with which the cluster began: no journal has them", err=True)
 
 
-@journal.command("digest")
+@journal.command("digest", cls=click.Command)
 @click.argument("files", type=FILE, nargs=-1, required=True)
 @click.pass_context
 def digest_files(context: click.Context, files: tuple[Path, ...]) -> None:

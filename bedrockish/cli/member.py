@@ -11,8 +11,8 @@ from bedrockish.api.url import parse_address
 from bedrockish.cli.options import mode_option
 from bedrockish.cli.output import BOX, PLAIN, print_rows
 from bedrockish.cli.upkeep import everywhere
-from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument
-from bedrockish.client.trio_client import open_client, target_of
+from bedrockish.cli.url import UrlGroup
+from bedrockish.client.trio_client import open_client
 from bedrockish.errors import MembershipError, ReadOnlyError, UnavailableError, UsageError
 
 force_option = click.option(
@@ -40,7 +40,7 @@ def member() -> None:
     """
 
 
-@member.command(cls=UrlCommand)
+@member.command()
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
 @unresolved_option
@@ -51,7 +51,7 @@ def add(url: str, node: str, address: str, force: bool, mode: str | None) -> Non
     change_members(url, MemberChange(ADD, node, address), mode)
 
 
-@member.command(cls=UrlCommand)
+@member.command()
 @click.argument("node")
 @mode_option
 def promote(url: str, node: str, mode: str | None) -> None:
@@ -59,7 +59,7 @@ def promote(url: str, node: str, mode: str | None) -> None:
     change_members(url, MemberChange(PROMOTE, node), mode)
 
 
-@member.command(cls=UrlCommand)
+@member.command()
 @click.argument("node")
 @force_option
 @mode_option
@@ -68,7 +68,7 @@ def demote(url: str, node: str, force: bool, mode: str | None) -> None:
     change_members(url, MemberChange(DEMOTE, node, force=force), mode)
 
 
-@member.command(cls=UrlCommand)
+@member.command()
 @click.argument("node")
 @force_option
 @mode_option
@@ -78,7 +78,6 @@ def remove(url: str, node: str, force: bool, mode: str | None) -> None:
 
 
 @member.command("address")
-@url_argument
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
 @move_option
@@ -90,7 +89,6 @@ def change_address(url: str, node: str, address: str, force: bool, mode: str | N
 
 
 @member.command("replace")
-@url_argument
 @click.argument("node")
 @click.argument("successor")
 @click.argument("address", metavar="[HOST:PORT]", required=False)
@@ -107,7 +105,7 @@ def replace_node(url: str, node: str, successor: str, address: str | None, force
     change_members(url, MemberChange(REPLACE, node, address or "", successor, force=force), mode)
 
 
-@member.command(cls=UrlCommand)
+@member.command()
 @click.argument("node")
 @click.option(
     "--from",
@@ -153,7 +151,7 @@ def _reason(told: dict[str, object]) -> str:
     return str(told.get("reason") or told.get("trouble") or "its tables are sound")
 
 
-@member.command(cls=UrlCommand)
+@member.command()
 @click.argument("transaction")
 @click.option("--force", is_flag=True, help="Resolve even if a member has applied TRANSACTION, or does not answer.")
 def resolve(url: str, transaction: str, force: bool) -> None:
@@ -214,7 +212,6 @@ def change_members(url: str, change: MemberChange, mode: str | None) -> None:
         async with open_client(url) as client:
             return await client.change_members(change)
 
-    target_of(url)
     show(trio.run(ask), mode)
 
 

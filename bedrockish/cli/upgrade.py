@@ -9,7 +9,7 @@ import trio
 
 from bedrockish import __version__
 from bedrockish.cli.safe_text import visible
-from bedrockish.cli.url import UrlCommand, UrlGroup, url_of
+from bedrockish.cli.url import UrlGroup, url_of
 from bedrockish.client.trio_client import open_client
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.levels import LEVEL
@@ -98,7 +98,7 @@ def upgrade() -> None:
     """Take a cluster to another release, node after node."""
 
 
-@upgrade.command(cls=UrlCommand)
+@upgrade.command()
 def check(url: str) -> None:
     """Print which node may be restarted next on the release of this program, while clients go on.
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from bedrockish.cli.options import console, node_option
 from bedrockish.cli.url import UrlCommand, url_of
 from bedrockish.client.blocking import connect
-from bedrockish.client.trio_client import open_client, target_of
+from bedrockish.client.trio_client import open_client
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
 TIMEOUT_S = 60.0
@@ -113,7 +113,6 @@ async def everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None
 
     Return the answer of each node by name, or the reason why a node does not answer.
     """
-    target_of(url)
     async with open_client(url) as client:
         nodes = await client.nodes(timeout=TIMEOUT_S)
     if only is not None and only not in nodes:

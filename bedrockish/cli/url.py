@@ -47,6 +47,8 @@ class UrlCommand(click.Command):
 class UrlGroup(click.Group):
     """A group of commands with a URL; a URL before the name of the command is an error that names the right order."""
 
+    command_class = UrlCommand
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -80,9 +82,6 @@ class LocalPath(click.Path):
         if "://" in os.fspath(value):
             self.fail(f"this is a URL, and no path; {self._instead}", param, ctx)
         return super().convert(value, param, ctx)
-
-
-url_argument = click.argument("url", metavar="[URL]")
 
 
 def url_of(url: str, member: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from bedrockish.cli.member import change_members, show
 from bedrockish.cli.options import mode_option
 from bedrockish.cli.secure import ask_hash
 from bedrockish.cli.upkeep import duration
-from bedrockish.cli.url import UrlCommand, UrlGroup
+from bedrockish.cli.url import UrlGroup
 from bedrockish.client.blocking import connect
 from bedrockish.client.trio_client import open_client
 from bedrockish_journal.model.membership import ROLES
@@ -30,7 +30,7 @@ def user() -> None:
     """
 
 
-@user.command("list", cls=UrlCommand)
+@user.command("list")
 @mode_option
 def list_users(url: str, mode: str | None) -> None:
     """Print the users and their roles."""
@@ -38,7 +38,7 @@ def list_users(url: str, mode: str | None) -> None:
         show(connection.execute(USERS), mode)
 
 
-@user.command(cls=UrlCommand)
+@user.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice(ROLES), help="By default none, which gives no rights.")
 @force_option
@@ -48,7 +48,7 @@ def add(url: str, name: str, role: str | None, force: bool, mode: str | None) ->
     change_members(url, MemberChange(USER_ADD, name, role=role or "", secret=ask_hash(), force=force), mode)
 
 
-@user.command(cls=UrlCommand)
+@user.command()
 @click.argument("name")
 @mode_option
 def passwd(url: str, name: str, mode: str | None) -> None:
@@ -56,7 +56,7 @@ def passwd(url: str, name: str, mode: str | None) -> None:
     change_members(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()), mode)
 
 
-@user.command(cls=UrlCommand)
+@user.command()
 @click.argument("name")
 @role_argument
 @table_option
@@ -82,7 +82,7 @@ def _odd_table(url: str, table: str) -> str:
     return ""
 
 
-@user.command(cls=UrlCommand)
+@user.command()
 @click.argument("name")
 @role_argument
 @table_option
@@ -93,7 +93,7 @@ def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | 
     change_members(url, MemberChange(USER_REVOKE, name, role=role, force=force, table=table), mode)
 
 
-@user.command(cls=UrlCommand)
+@user.command()
 @click.argument("name")
 @force_option
 @mode_option
@@ -102,7 +102,7 @@ def remove(url: str, name: str, force: bool, mode: str | None) -> None:
     change_members(url, MemberChange(USER_REMOVE, name, force=force), mode)
 
 
-@user.command(cls=UrlCommand)
+@user.command()
 @click.argument("name")
 @click.option(
     "--for", "for_s", callback=duration, default="1h", show_default=True, help="How long it is valid: 1h, 7d."

@@ -9,7 +9,7 @@ import trio
 
 from bedrockish.cli.url import UrlCommand, url_of
 from bedrockish.client.compare_nodes import AskRange, ComparisonReport, NodeComparison, ask_range
-from bedrockish.client.trio_client import open_client, target_of
+from bedrockish.client.trio_client import open_client
 from bedrockish.errors import BedrockishError
 
 TIMEOUT_S = 60.0
@@ -22,7 +22,6 @@ def verify(url: str) -> None:
     It runs while clients go on. Ends with 1 if something differs, with 3 if a member could not be asked or something
     could not be compared. A node with damaged tables repairs itself, or is repaired with 'bedrockish member repair'.
     """
-    target_of(url)
     report, members = trio.run(_compare, url)
     for one in report.differences:
         click.echo(f"DIFFERS: {one}")

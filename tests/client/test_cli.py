@@ -143,6 +143,14 @@ def test_the_url_comes_from_the_environment(args: list[str]) -> None:
     assert "--help" in run(*args, "--help", BEDROCKISH_URL="bedrockish://127.0.0.1:1").stdout
 
 
+@pytest.mark.parametrize(
+    "args", [["add", "B", "127.0.0.1:2"], ["address", "B", "127.0.0.1:2"], ["replace", "B", "C"], ["remove", "B"]]
+)
+def test_commands_of_a_group_take_the_url_from_the_environment(args: list[str]) -> None:
+    url = "bedrockish://127.0.0.1:1/?connect_timeout=0.05"
+    assert_one_line(run("member", *args, BEDROCKISH_URL=url), 3, "at 127.0.0.1:1: Connection refused")
+
+
 def test_help_and_version_are_printed() -> None:
     assert run("--version").output.startswith("bedrockish, version ")
     assert run("--help").exit_code == 0

@@ -21,7 +21,8 @@ _WRITTEN = re.compile(r"(ifnull\(nullif\(last_insert_rowid\(\), 0\), )?\(/\*(.*?
 _ROWID = "last_insert_rowid"
 _NAMES = {_ROWID, "changes", "total_changes"}
 _TABLE, _QUERY = (re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in ("TABLE", "SELECT|VALUES|WITH"))
-_NOTHING = "SELECT 1 WHERE 0"
+_NO_COLUMN = "(/*nothing*/)"
+NOTHING = f'SELECT 1 AS "{_NO_COLUMN}" WHERE 0'  # takes the place of a statement that returns no columns in SQLite
 WROTE = "wrote"
 """A key in the details of a step's error, for the statements before the failed one: the number of rows that they
 changed, the number that the last writing one changed (-1 if none writes), and the rowid inserted last, or 0."""
@@ -97,7 +98,7 @@ class SessionValues:
         found = first_setting(sql)
         if found is None:
             return sql
-        answer = _NOTHING
+        answer = NOTHING
         while found is not None:
             name, on, end = found
             if on is not None:
@@ -208,6 +209,8 @@ def asks_values(sql: str) -> bool:
 def shown_names(columns: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of a result's columns without the values that the session has written into the text.
 
+    The result of ``NOTHING`` has no columns.
+
     >>> shown_names(("(/*last_insert_rowid()*/7)", "n"))
     ('last_insert_rowid()', 'n')
     >>> shown_names(("ifnull(nullif(last_insert_rowid(), 0), (/*LAST_INSERT_ROWID()*/7)) + 1",))
@@ -218,4 +221,6 @@ def shown_names(columns: tuple[str, ...]) -> tuple[str, ...]:
             break
     else:
         return columns
+    if columns == (_NO_COLUMN,):
+        return ()
     return tuple(_WRITTEN.sub(r"\2", name) for name in columns)

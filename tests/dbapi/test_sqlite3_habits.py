@@ -698,3 +698,13 @@ def test_executemany_outside_of_a_transaction_leaves_the_counts_if_it_fails(url:
             asked = "SELECT last_insert_rowid(), changes(), total_changes()"
             assert connection.execute(asked).fetchone() == (1, 0, 1)
             assert connection.total_changes == 1
+
+
+@pytest.mark.parametrize(
+    "sql", ["VACUUM", "REINDEX", "PRAGMA synchronous = 1", "PRAGMA foreign_keys = ON", "PRAGMA cache_size = 10"]
+)
+def test_statement_without_columns_in_sqlite_has_no_description(made: db.Connection, sql: str) -> None:
+    """SQLAlchemy takes a result with a description for rows."""
+    for one in (sqlite3.connect(":memory:"), made):
+        cursor = one.execute(sql)
+        assert (cursor.description, cursor.fetchall()) == (None, [])

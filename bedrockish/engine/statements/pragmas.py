@@ -8,6 +8,7 @@ import apsw
 
 from bedrockish.errors import SqlError
 from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, first_setting, is_on
+from bedrockish.sqltext.session_values import NOTHING
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
 
@@ -130,7 +131,7 @@ def lacks_statistics(db: apsw.Connection) -> bool:
 def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     """Return a text with its first statement replaced by a SELECT of the answer, if it is a PRAGMA of ``ANSWERED``.
 
-    VACUUM and REINDEX become a SELECT without rows. PRAGMA optimize becomes ANALYZE if statistics are lacking. Any
+    VACUUM and REINDEX become ``NOTHING``. PRAGMA optimize becomes ANALYZE if statistics are lacking. Any
     other text is returned unchanged.
 
     Programs written for SQLite begin with such PRAGMAs. At a node these are needless (each commit is durable before it
@@ -150,13 +151,13 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     rest = sql[words[end].start :] if end < len(words) else ""
     # VACUUM or REINDEX: a node returns free pages to the disk, and checks its indexes, by itself.
     if first != "PRAGMA":
-        return sql if any(token.is_word("INTO") for token in words[:end]) else "SELECT 1 WHERE 0" + rest
+        return sql if any(token.is_word("INTO") for token in words[:end]) else NOTHING + rest
     at = 3 if words[2:3] and words[2].text == "." else 1
     name = (words[at].name or "").lower() if at < end else ""
     if name in ANSWERED or name == "optimize":
         _check_argument(words[at + 1 : end], sql)
     if name == "optimize":
-        return ("ANALYZE" if lacks_statistics() else "SELECT 1 WHERE 0") + rest
+        return ("ANALYZE" if lacks_statistics() else NOTHING) + rest
     # The guard refuses a text that switches a setting on in a form that ``first_setting`` does not recognize.
     if name not in ANSWERED or (name == TRIGGERS and first_setting(sql) is None and turns_on(sql)):
         return sql
@@ -165,7 +166,7 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     if answer is None and not sets and name not in _ACTS:
         return sql  # SQLite itself answers a query
     silent = answer is None or (sets and name in _SETS_SILENTLY)
-    return ("SELECT 1 WHERE 0" if silent else f"SELECT {answer}") + rest
+    return (NOTHING if silent else f"SELECT {answer}") + rest
 
 
 def _check_argument(found: list[SqlToken], sql: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bedrockish.api.url import NEAREST, RANDOM, Address, Target, parse_address
 from bedrockish.client.credentials import ClientCredentials
-from bedrockish.common.machine import threads_or_unavailable
+from bedrockish.common.machine import start_thread, threads_or_unavailable
 from bedrockish.common.pauses import monotonic
 from bedrockish.errors import ConfigError
 from bedrockish_net.errors import NetError
@@ -36,7 +36,7 @@ def by_distance(target: Target, entry: ClientCredentials) -> tuple[Address, ...]
     threads = [threading.Thread(target=measure, args=(address,), daemon=True) for address in target.addresses]
     for thread in threads:
         with threads_or_unavailable():
-            thread.start()
+            start_thread(thread.start)
     until = monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - monotonic()))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from bedrockish.common.forks import watch_forks
-from bedrockish.common.machine import threads_or_unavailable
+from bedrockish.common.machine import start_thread, threads_or_unavailable
 from bedrockish.common.pauses import monotonic
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Keeper(Generic[T]):
         with self._lock:
             if not self._is_running:
                 with threads_or_unavailable():
-                    threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                    start_thread(threading.Thread(target=self._run, name=self._name, daemon=True).start)
                 self._is_running = True
             self._kept.add(one)
 

@@ -2,18 +2,21 @@
 
 import errno
 import importlib
+import mmap
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bedrockish.errors import UnavailableError, UnsupportedError
 
 MOUNTS = Path("/proc/self/mountinfo")
+GROUPS, GROUPS_FOLDER = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 SYSTEM: str = sys.platform  # a variable, so that the type checker does not take one system for granted
 FILES_MIN = 64
 MEMORY_MIN = 128 << 20
+THREAD_BYTES = 16 << 20  # address space of a thread: a stack of usual size, and the memory for its first steps
 SHOWN = 200  # most letters of a text that an error shows
 
 _FILES = "raise the limit of open files (ulimit -n, LimitNOFILE)"
@@ -64,6 +67,27 @@ def _soft_limit(limit: str) -> int:
     return sys.maxsize if found == resource.RLIM_INFINITY else found
 
 
+def memory_limit() -> int:
+    """Return how many bytes this process may take, by its limit of address space and its control groups."""
+    found = [_soft_limit("RLIMIT_AS")]
+    with suppress(OSError):
+        for line in GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "memory" in controllers.split(","):
+                folder, name = GROUPS_FOLDER / "memory", "memory.limit_in_bytes"
+            elif not controllers:
+                folder, name = GROUPS_FOLDER, "memory.max"
+            else:
+                continue
+            own = folder / path.lstrip("/")
+            for group in (own, *own.parents):
+                # A container may see its own group as the root, under another path than this process is told.
+                if group.is_relative_to(folder) and (group / name).exists():
+                    text = (group / name).read_text().strip()
+                    found.append(int(text) if text.isdigit() else sys.maxsize)
+    return min(found)
+
+
 def why_refused(error: BaseException) -> str:
     """Return the lack or the limit of the machine that has caused an error, and the remedy; empty for other errors."""
     match error:
@@ -75,10 +99,28 @@ def why_refused(error: BaseException) -> str:
             return f"the machine gives no memory for a library; {_MEMORY}"
         case RuntimeError() if "can't start new thread" in str(error):
             return f"the machine gives no further thread; {_THREADS}"
+        case BaseException() if type(error).__module__ == "pyo3_runtime" and "null" in str(error):  # cbor2, in Rust
+            return f"the machine gives no more memory; {_MEMORY}"
         case ModuleNotFoundError(name="fcntl" | "resource" as name):
             return f"this needs Linux or macOS: Python on {sys.platform} has no module {name}"
         case _:
             return ""
+
+
+def start_thread(start: Callable[[], None]) -> None:
+    """Call the method that starts a thread, after a check that there is memory for the thread.
+
+    Python waits until a new thread has taken its first steps: for ever, if the thread lacks the memory for them.
+
+    Raises:
+        MemoryError: there is not enough address space.
+        RuntimeError: the machine gives no further thread.
+    """
+    try:
+        mmap.mmap(-1, THREAD_BYTES, access=mmap.ACCESS_COPY).close()
+    except OSError as error:
+        raise MemoryError(str(error)) from error
+    start()
 
 
 @contextmanager
@@ -90,7 +132,7 @@ def threads_or_unavailable() -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if why := why_refused(error):
             raise UnavailableError(f"{why}; nothing happened") from error
         raise

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from bedrockish.api.url import DEFAULT_PORT, Address, check_path, parse_address, suggest
+from bedrockish.common.machine import memory_limit
 from bedrockish.config.security import Security, Users, read_users
 from bedrockish.core.state.membership import NAME
 from bedrockish.core.state.settings import BELOW, FIXED, Settings
@@ -23,6 +24,7 @@ LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "BEDROCKISH_"
 OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # other modules read these variables
 NUMBER_MAX = 1 << 40
+PROGRAM_BYTES = 256 << 20  # memory of a node beyond ``memory_max``, at least
 ANY = ("0.0.0.0", "::")  # wildcard addresses, which no client can dial
 SHOWN_MAX = 200  # characters of a wrong value in an error's text
 LEAST = "least"  # metadata of a field: the smallest number that its key takes; by default 1
@@ -452,7 +454,16 @@ def _check_clear(config: Config) -> None:
 
 def warnings(config: Config) -> list[str]:
     """Return warnings for the operator about an allowed configuration."""
+    found = []
+    if config.limits.memory_max + PROGRAM_BYTES > (most := memory_limit()):
+        found.append(
+            f"this process may take {most >> 20} MiB of memory, and ends if it needs more; memory_max, "
+            f"{config.limits.memory_max >> 20} MiB, bounds only what clients cause: set it to "
+            f"{max(most - PROGRAM_BYTES, most // 4) >> 20} MiB, or raise the limit (ulimit -v, MemoryMax)"
+        )
     is_open = not config.users and not config.http_token
-    if config.http is None or is_loopback(config.http.host) or not is_open:
-        return []
-    return ["insecure is set: every program that reaches the port of HTTP may be able to read and change everything"]
+    if config.http is not None and not is_loopback(config.http.host) and is_open:
+        found.append(
+            "insecure is set: every program that reaches the port of HTTP may be able to read and change everything"
+        )
+    return found

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import apsw
 
 from bedrockish.common.forks import watch_forks
+from bedrockish.common.machine import start_thread
 from bedrockish.common.pauses import monotonic
 
 TICK_S = 0.005  # seconds between two checks of the running statements
@@ -107,8 +108,11 @@ class _Watchdog:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
                 try:
-                    self._thread.start()
-                except RuntimeError:  # the machine has no room for a thread; the progress handlers still work
+                    start_thread(self._thread.start)
+                except (
+                    RuntimeError,
+                    MemoryError,
+                ):  # the machine has no room for a thread; the progress handlers still work
                     self._thread = None
                     return
             self.sleeps = False

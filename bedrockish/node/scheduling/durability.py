@@ -15,6 +15,7 @@ import trio
 
 from bedrockish.api.requests import Answer, Request
 from bedrockish.common.histogram import Histogram
+from bedrockish.common.machine import start_thread
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling.turn_loop import is_cancellation
@@ -109,7 +110,7 @@ class FsyncThread:
         if self._loop is not None:
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._loop.add(self._bell, self._hear)
-        self._thread.start()
+        start_thread(self._thread.start)
         return self
 
     def __exit__(

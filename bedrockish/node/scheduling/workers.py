@@ -20,6 +20,7 @@ from weakref import WeakSet
 import trio
 
 from bedrockish.api.requests import STRICT, Answer, Request
+from bedrockish.common.machine import start_thread
 from bedrockish.core.coordinator.revalidation import lost
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Overtaken
@@ -336,8 +337,8 @@ class WorkerPool:
         job.thread = threading.Thread(target=self._run, args=(job, workspace, token), name=WORKER, daemon=True)
         self._running.add(job)
         try:
-            job.thread.start()
-        except RuntimeError as error:  # the machine has no room for another thread
+            start_thread(job.thread.start)
+        except (RuntimeError, MemoryError) as error:  # the machine has no room for another thread
             self._running.discard(job)
             job.workspace = job.thread = None
             self._refuse(

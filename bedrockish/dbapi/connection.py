@@ -152,6 +152,7 @@ class Connection:
         self._link.close()
 
     def __enter__(self) -> Self:
+        self._check()
         return self
 
     def __call__(self, *_: Any) -> None:
@@ -173,7 +174,7 @@ class Connection:
             except BaseException:
                 # After COMMIT failed on a deferred constraint, the transaction is still open; but the block, which
                 # could have repaired the rows, is over.
-                if self.in_transaction:
+                if self._session.in_transaction:
                     self.rollback()
                 raise
         elif not self._link.closed:
@@ -197,16 +198,19 @@ class Connection:
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open, or has failed and was not rolled back yet."""
+        self._check()
         return self._session.in_transaction
 
     @property
     def total_changes(self) -> int:
         """Number of rows that this connection has changed since it was opened."""
+        self._check()
         return self._session.changes
 
     @property
     def isolation_level(self) -> str | None:
         """sqlite3's legacy mode: with None only BEGIN opens a transaction, with any other value a write does, too."""
+        self._check()
         return self._session.isolation_level
 
     @isolation_level.setter

@@ -1,5 +1,6 @@
 """PEP 249, "Connection objects", and the habits of sqlite3 about transactions."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -26,10 +27,22 @@ def test_closing_a_connection_rolls_back_and_ends_it(url: str, table: str, other
     connection.close()
     connection.close()
     assert count(other, table) == 0
-    uses = (connection.cursor, connection.commit, connection.rollback, connection.ping)
+    uses = (connection.cursor, connection.commit, connection.rollback, connection.ping, connection.__enter__)
     for use in uses:
         with pytest.raises(db.Error, match="connection is closed"):
             use()
+
+
+@pytest.mark.parametrize("state", ["in_transaction", "total_changes", "isolation_level"])
+def test_closed_connection_refuses_the_attributes_that_sqlite3_refuses(url: str, state: str) -> None:
+    """Drivers with a pool of their own find a closed connection by this error, and open another one."""
+    with closing(db.connect(url)) as ours, closing(sqlite3.connect(":memory:")) as theirs:
+        ours.close()
+        theirs.close()
+        with pytest.raises(sqlite3.ProgrammingError):
+            getattr(theirs, state)
+        with pytest.raises(db.ProgrammingError, match="connection is closed"):
+            getattr(ours, state)
 
 
 def test_other_connections_see_rows_after_commit_only(

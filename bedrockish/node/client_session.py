@@ -317,7 +317,7 @@ class _Session:
                 return await self._node.explain(statement, self._user, columns=asked is not None)
             raise cancelled("the explanation")
         finally:
-            del self._explaining[number]
+            self._explaining.pop(number, None)  # the client may have used a number twice
 
     def _failed(self, call: wire.Call, error: Exception) -> BedrockishError:
         if isinstance(error, BedrockishError) and not isinstance(error, DamagedError):

@@ -50,7 +50,9 @@ class WithTemporary(LocalTransaction):
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:
         held = self._file_workspace.held
         assert held is not None
-        self._running = running = TemporaryTransaction(held, work, raise_node_needed, self._like)
+        if self._like is not None:
+            work.follow(self._like)
+        self._running = running = TemporaryTransaction(held, work, raise_node_needed)
         running.may_read_system = self.request.read != STRICT
         self._work = work
         self._work.base, self._work.schema = dict(moment.vector), moment.schema

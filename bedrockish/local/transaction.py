@@ -35,7 +35,7 @@ from bedrockish.local.workspace_pool import FileWorkspace, NodeNeededError, Work
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
-from bedrockish.sqltext.transaction_control import control_of, parse_control
+from bedrockish.sqltext.transaction_control import parse_control, savepoint_of
 
 T = TypeVar("T")
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, up to which a transaction can be repeated
@@ -245,7 +245,7 @@ class LocalTransaction:
 
     def _run(self, statement: Statement) -> Result:
         if not _is_ordinary(statement.sql):
-            control = control_of(statement.sql, statement.params)
+            control = savepoint_of(statement.sql, statement.params)
             if control is not None:
                 self._running.control(control)
                 return Result((), [], -1, self.lastrowid)

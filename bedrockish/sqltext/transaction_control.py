@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from itertools import islice
 
-from bedrockish.errors import SqlError, UsageError
+from bedrockish.errors import SqlError, UnsupportedError, UsageError
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.statement_ends import is_single, statement_start
 from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
@@ -94,6 +94,19 @@ def control_of(sql: str, params: Sized | None) -> Control | None:
     found = parse_control(sql)
     if found is not None:
         refuse_values(params)
+    return found
+
+
+def savepoint_of(sql: str, params: Sized | None) -> Control | None:
+    """Return the SAVEPOINT, RELEASE or ROLLBACK TO that a text consists of; None for any other text.
+
+    Raises:
+        UnsupportedError: the statement begins or ends a transaction, which is an operation of its own.
+        SqlError: the statement was given values.
+    """
+    found = control_of(sql, params)
+    if found is not None and found.kind in (BEGIN, COMMIT, ROLLBACK):
+        raise UnsupportedError(f"{found.kind} is not a statement here; use the operation of that name")
     return found
 
 

@@ -6,9 +6,9 @@ import pytest
 
 import bedrockish
 from bedrockish.client.request_builder import Statements, make_request
-from bedrockish.errors import UsageError
+from bedrockish.errors import UnsupportedError, UsageError
 from bedrockish.sqltext.statement_ends import check_statement
-from bedrockish.sqltext.transaction_control import parse_control
+from bedrockish.sqltext.transaction_control import SAVEPOINT, Control, parse_control, savepoint_of
 from tests.processor import at_most
 
 TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN UPDATE b SET n = n + 1; DELETE FROM c; END"
@@ -95,3 +95,11 @@ def test_list_of_other_values_is_refused_in_every_call() -> None:
                     for call in (db.transact, db.begin().run):
                         with pytest.raises(UsageError, match=said):
                             call(given)
+
+
+@pytest.mark.parametrize("sql", ["BEGIN", "commit;", "ROLLBACK"])
+def test_operations_of_a_transaction_are_no_statements_within_it(sql: str) -> None:
+    with pytest.raises(UnsupportedError, match="use the operation of that name"):
+        savepoint_of(sql, None)
+    assert savepoint_of('SAVEPOINT ""', None) == Control(SAVEPOINT, "")
+    assert savepoint_of("SELECT 1", None) is None

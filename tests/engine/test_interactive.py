@@ -395,8 +395,8 @@ def test_statements_unsuited_to_a_batch_run_one_by_one(desk: Desk) -> None:
     ]
     for sql, params in texts:
         desk.run(work, (sql, params))
-        assert desk.interactive.repeatable(work, sql) is None, sql
-    assert desk.interactive.repeatable(work, "INSERT INTO log VALUES (?, 1)") is None
+        assert desk.interactive._repeatable(work, sql) is None, sql
+    assert desk.interactive._repeatable(work, "INSERT INTO log VALUES (?, 1)") is None
     sql = "INSERT INTO shape(id, a) VALUES (?, ?)"
     desk.run(work, (sql, (70, 70)))
     assert desk.run_alike(work, sql, [(71, 71), (72, 72)]) == []

@@ -32,7 +32,7 @@ from bedrockish.engine.statements.rowid_allocator import error_of_used_up
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.sqltext.statement_ends import first_word, statement_start
 from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, parameter_numbers, tokens
-from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
+from bedrockish.sqltext.transaction_control import ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import DO, FAIL, SEE, SchemaStep, encode_changes, encode_steps
 from bedrockish_journal.model.transaction import ROWS
@@ -179,13 +179,11 @@ class Mixed:
             if name == MARK:
                 raise UnsupportedError(f"the savepoint {MARK} belongs to the database itself; choose another name")
             self._marks.append(name)
-        elif control.kind in (RELEASE, ROLLBACK_TO):
+        else:
             if name not in self._marks:
                 raise SqlError(f"no such savepoint: {control.name}")
             place = len(self._marks) - 1 - self._marks[::-1].index(name)
             del self._marks[place + (control.kind == ROLLBACK_TO) :]
-        else:
-            raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
         try:
             self._db.execute(text)
         except apsw.Error as error:

@@ -51,7 +51,7 @@ from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.statement_kinds import SCHEMA as DEFINITION
 from bedrockish.sqltext.statement_kinds import kind_of
 from bedrockish.sqltext.temporary import filling_select
-from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
+from bedrockish.sqltext.transaction_control import RELEASE, SAVEPOINT, Control
 from bedrockish_journal.model.changes import Change, encode_changes
 from bedrockish_journal.model.transaction import ROWS
 
@@ -146,8 +146,7 @@ class Interactive:
             work.snapshot = self.readers.take_snapshot()
             self._start(work, flushed.applied, flushed.clock)
         elif work.snapshot is not None:
-            self.readers.give_back(work.snapshot)
-            work.snapshot = None
+            self._leave_snapshot(work)
             work.snapshot = self.readers.take_snapshot()
             work.base, work.base_clock = dict(flushed.applied), flushed.clock
 
@@ -192,8 +191,7 @@ class Interactive:
         except TakesLongError:
             if not self._restore() and piece.kind != READ:
                 self._capture.discard_changes()
-                self._db.execute("ROLLBACK TO statement")
-                self._db.execute("RELEASE statement")
+                self._undo_statement(work)
             raise
         finally:
             self._was_broken = True
@@ -213,7 +211,7 @@ class Interactive:
         rows: list[tuple[Any, ...]] = [] if piece.setting else [(1,)]
         return Result(piece.columns, rows, -1, work.lastrowid or None)
 
-    def repeatable(self, work: TransactionWork, sql: str) -> Recipe | None:
+    def _repeatable(self, work: TransactionWork, sql: str) -> Recipe | None:
         """Return the recipe to run a text as a batch in a transaction; None if its statements must run one by one.
 
         Raises:
@@ -236,7 +234,7 @@ class Interactive:
             ConflictError: data that the transaction depends on has changed.
             ForbiddenError: the user may not run the text.
         """
-        recipe, count = find_alike(statements, first, lambda sql: self.repeatable(work, sql))
+        recipe, count = find_alike(statements, first, lambda sql: self._repeatable(work, sql))
         if recipe is None:
             return [], first + count
         found = self._run_alike(work, recipe, statements[first : first + count], budget_s)
@@ -265,9 +263,7 @@ class Interactive:
             return []
         changes, touched = capture.stop()
         if found is None or touched:  # the rows that the hook cannot show must be found after each single statement
-            db.execute("ROLLBACK TO statement")
-            db.execute("RELEASE statement")
-            db.set_last_insert_rowid(work.lastrowid)
+            self._undo_statement(work)
             return []
         work.lastrowid = db.last_insert_rowid()
         if not recipe.plan.reads_nothing:
@@ -349,29 +345,31 @@ class Interactive:
         is_undone = not in_savepoint and not capture.wrote and capture.failure is None
         capture.discard_changes()
         if in_savepoint:
-            db.execute("ROLLBACK TO statement")
-            db.execute("RELEASE statement")
-        elif not is_undone:  # with OR FAIL, the rows before the failed one remain
+            self._undo_statement(work)
+        elif is_undone:
+            db.set_last_insert_rowid(work.lastrowid)
+        else:  # with OR FAIL, the rows before the failed one remain
             self._guards = True
             self.swap_out()
-            return
-        db.set_last_insert_rowid(work.lastrowid)
+
+    def _undo_statement(self, work: TransactionWork) -> None:
+        """Roll back the statement that has just run to its savepoint."""
+        self._control("ROLLBACK TO statement")
+        self._control("RELEASE statement")
+        self._db.set_last_insert_rowid(work.lastrowid)
 
     def control(self, work: TransactionWork, control: Control) -> None:
         """Run SAVEPOINT, RELEASE or ROLLBACK TO.
 
         Raises:
             SqlError: there is no such savepoint.
-            UnsupportedError: the statement is another one.
         """
         if control.kind == SAVEPOINT:
             self.mark(work, control.name)
         elif control.kind == RELEASE:
             work.release(control.name)
-        elif control.kind == ROLLBACK_TO:
-            self.rollback_to(work, control.name)
         else:
-            raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+            self.rollback_to(work, control.name)
 
     def mark(self, work: TransactionWork, name: str) -> None:
         """Run SAVEPOINT name."""
@@ -405,7 +403,7 @@ class Interactive:
         assert work.sets is not None
         if work.wrote:
             self._check_foreign_keys(work)
-            self._move(work)
+            self.move(work)
         access_set = work.sets.access_set(reads=True if not work.wrote else None)
         changes = encode_changes(work.changes) if work.wrote else b""
         result = encode_results([Result((), [], -1, work.lastrowid or None)])
@@ -415,8 +413,7 @@ class Interactive:
 
     def end(self, work: TransactionWork) -> None:
         """Release everything that the transaction uses. A second call does nothing."""
-        if self.inside is work:
-            self.swap_out()
+        self.step_out(work)
         work.ended = True
         if work.stop is not None:
             work.stop()
@@ -432,14 +429,15 @@ class Interactive:
             work.workspace = None
         if work.snapshot is not None and work.lent:
             work.snapshot.interrupt()
-        elif work.snapshot is not None:
-            self.readers.give_back(work.snapshot)
-            work.snapshot = None
+        else:
+            self._leave_snapshot(work)
 
     def forget(self, work: TransactionWork) -> None:
         """Release the writer and the snapshot of a transaction that continues in a workspace."""
-        if self.inside is work:
-            self.swap_out()
+        self.step_out(work)
+        self._leave_snapshot(work)
+
+    def _leave_snapshot(self, work: TransactionWork) -> None:
         if work.snapshot is not None:
             self.readers.give_back(work.snapshot)
             work.snapshot = None
@@ -469,7 +467,7 @@ class Interactive:
         self.inside = None
 
     def step_out(self, work: TransactionWork) -> None:
-        """Swap out a transaction whose next statement runs in a worker: the writer would lack that statement's rows."""
+        """Swap out a transaction that leaves the writer, because of its end or of a statement that runs elsewhere."""
         if self.inside is work:
             self.swap_out()
 
@@ -514,12 +512,7 @@ class Interactive:
         """
         if self.inside is work:
             return
-        assert work.sets is not None
-        assert work.base is not None
-        self._move(work)
-        if work.serializable and work.snapshot is not None:
-            self.readers.give_back(work.snapshot)
-            work.snapshot = None
+        self.move(work)
         self.swap_out()
         self._control("SAVEPOINT interactive")
         self.inside = work
@@ -540,18 +533,24 @@ class Interactive:
             raise ConflictError(f"the transaction's rows do not fit any more: {failure}; run it again")
         self.parts.applier.switch_on()
 
-    def _move(self, work: TransactionWork) -> None:
-        """Move a transaction's base to the present commits, if none of them conflicts with it."""
+    def move(self, work: TransactionWork) -> None:
+        """Move a transaction's base to the present commits, and leave its snapshot.
+
+        With snapshot isolation, both stay.
+
+        Raises:
+            ConflictError: a commit after the base has changed a row that the transaction depends on.
+        """
         assert work.sets is not None
         assert work.base is not None
         engine = self.engine
-        if work.base == engine.applied:
-            return
-        error = self._overtaken(work.sets, work.base)
-        if error is not None:
-            raise error
+        if work.base != engine.applied:
+            error = self._overtaken(work.sets, work.base)
+            if error is not None:
+                raise error
         if work.serializable:
             work.base, work.base_clock = dict(engine.applied), engine.applied_clock
+            self._leave_snapshot(work)
 
     def _read(
         self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...], room: int
@@ -627,9 +626,7 @@ class Interactive:
             try:
                 blurred = self._find_net(work, changes, touched)
             except BedrockishError:
-                db.execute("ROLLBACK TO statement")
-                db.execute("RELEASE statement")
-                db.set_last_insert_rowid(work.lastrowid)
+                self._undo_statement(work)
                 raise
             failure = self.parts.applier.redo(changes)
             assert not failure, failure

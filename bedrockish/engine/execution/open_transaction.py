@@ -114,6 +114,7 @@ class TransactionWork:
         self.size, self.searched = other.size, other.searched
         self.wrote, self.unsure, self.defers = other.wrote, other.unsure, other.defers
         self.read_without_keys, self.reads_system = other.read_without_keys, other.reads_system
+        self.clock, self.over = other.clock, other.over
 
     def inspect(self, piece: Compiled) -> None:
         """Record whether a statement reads tables without keys."""

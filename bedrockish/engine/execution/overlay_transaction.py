@@ -31,7 +31,7 @@ from bedrockish.errors import (
     UsageError,
     transaction_ended,
 )
-from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, control_of
+from bedrockish.sqltext.transaction_control import RELEASE, SAVEPOINT, Control, savepoint_of
 from bedrockish_journal.model.access_set import READS, WRITES
 
 ALIKE_S = 1.0  # seconds for a batch of statements with the same text; a slower batch is run one by one
@@ -190,7 +190,7 @@ class OverlayTransaction:
             statement = statements[place]
             if interactive.is_schema(statement):
                 break
-            control = control_of(statement.sql, statement.params)
+            control = savepoint_of(statement.sql, statement.params)
             if control is not None:
                 self.control(control)
                 work.log_statement(Logged(control))
@@ -333,12 +333,9 @@ class OverlayTransaction:
 
         Raises:
             SqlError: there is no such savepoint.
-            UnsupportedError: the statement is another one.
         """
         work = self.work
         self._check_goes_on()
-        if control.kind not in (SAVEPOINT, RELEASE, ROLLBACK_TO):
-            raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
         place = len(work.marks) if control.kind == SAVEPOINT else work.find(control.name)
         with self.workspace.stoppable:
             self.enter()

@@ -68,18 +68,11 @@ class TemporaryTransaction(OverlayTransaction):
         held: the session's workspace; no other transaction may be open on it.
         work: the open transaction, which may have run statements on the writing connection.
         tick: returns values of the node's clock.
-        like: an earlier record of the same transaction, whose state the new object takes over; or None.
     """
 
-    def __init__(
-        self,
-        held: TemporaryWorkspace,
-        work: TransactionWork,
-        tick: Callable[[], int],
-        like: TransactionWork | None = None,
-    ) -> None:
+    def __init__(self, held: TemporaryWorkspace, work: TransactionWork, tick: Callable[[], int]) -> None:
         super().__init__(held.workspace, work, tick)
-        self._held, self._like = held, like
+        self._held = held
         held.transaction = self
         self._defined = False
 
@@ -106,8 +99,6 @@ class TemporaryTransaction(OverlayTransaction):
                 cannot be written.
             BedrockishError: the file cannot be read, or the transaction was stopped with this error.
         """
-        if self._like is not None:
-            self.work.follow(self._like)
         try:
             super().open()
         except BedrockishError as error:

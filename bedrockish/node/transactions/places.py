@@ -30,7 +30,7 @@ from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction, checked
 from bedrockish.node.transactions.visibility import Visibility, checked_read
-from bedrockish.sqltext.transaction_control import Control, control_of
+from bedrockish.sqltext.transaction_control import Control, savepoint_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class StatementList:
     @property
     def control(self) -> Control | None:
         """The next statement, if it is a SAVEPOINT, RELEASE or ROLLBACK TO; else None."""
-        return control_of(self.next.sql, self.next.params)
+        return savepoint_of(self.next.sql, self.next.params)
 
     def add_control(self, work: TransactionWork) -> None:
         """Add the result of a SAVEPOINT, RELEASE or ROLLBACK TO."""

@@ -11,13 +11,13 @@ from typing import Any
 import trio
 
 from bedrockish.api.requests import Answer, Request, Result, Statement
-from bedrockish.core.coordinator.revalidation import invalidated, overtaken
+from bedrockish.core.coordinator.revalidation import overtaken
 from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.overlay_transaction import resume
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.statements.compiled import READ, Compiled
-from bedrockish.errors import ConflictError, ConstraintError, SqlError, UnavailableError
+from bedrockish.errors import ConflictError, ConstraintError, SqlError, transaction_ended
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction
 from bedrockish.node.transactions.places import Place, Services, StatementList
@@ -171,10 +171,10 @@ class SharedWriter(Place):
     ) -> tuple[Result, int]:
         """Run a statement in a worker, on the transaction's changes over a newer snapshot, if no commit conflicts."""
         self._interactive.step_out(work)
-        count, done = len(work.changes), TransactionWork(work.serializable, work.command, request.user)
-        done.changes, done.lastrowid, done.clock = list(work.changes), work.lastrowid, work.clock
-        done.wrote, done.defers = count > 0, work.defers
-        done.size, done.searched = work.size, work.searched
+        sets, done = work.sets, TransactionWork(work.serializable, work.command, work.user)
+        assert sets is not None
+        done.follow(work)
+        done.sets = None  # ``resume`` makes them on the worker's connection
         run = partial(resume, work=done, statement=statement, room=room)
         with trio.CancelScope() as scope:
             work.stop = scope.cancel
@@ -185,44 +185,29 @@ class SharedWriter(Place):
                 if work.ended:  # the transaction ended during the run: only this code can release its locks
                     self._engine.locks.release(work.command)
         if scope.cancelled_caught:
-            raise UnavailableError("the transaction was ended; it did not happen")
-        sets = work.sets
-        assert sets is not None
-        assert done.sets is not None
+            raise transaction_ended()
         if isinstance(error, ConflictError):
             raise error
+        assert done.sets is not None
         sets.merge(done.sets)
         self._move_base(work, done)
-        work.changes += done.changes[count:]
-        work.blurred += done.blurred
-        work.size, work.searched = done.size, done.searched
-        work.lastrowid, work.over = done.lastrowid, done.over
-        work.unsure, work.defers = work.unsure or done.unsure, done.defers
-        work.wrote = work.wrote or done.wrote
-        work.read_without_keys = work.read_without_keys or done.read_without_keys
-        work.reads_system = work.reads_system or done.reads_system
+        done.sets = sets
+        work.follow(done)
         if error is not None:
             raise error
         assert result is not None
         return result, size
 
     def _move_base(self, work: TransactionWork, done: TransactionWork) -> None:
-        """Move the transaction's base to the present commits, if none of them conflicts with it."""
-        assert work.sets is not None
+        """Move the transaction to the present commits, if none of them conflicts with it or with ``done``."""
+        state, base = self._services.core.state, work.base
         assert done.sets is not None
-        assert work.base is not None
-        state = self._services.core.state
+        assert base is not None
         self._interactive.check_schema(work)
-        error = invalidated(state, work.sets, work.base)
-        config = state.roster.membership.version
-        error = error or overtaken(state, done.sets.looked_at(), work.base, config=config)
+        self._interactive.move(work)
+        error = overtaken(state, done.sets.looked_at(), base, config=state.roster.membership.version)
         if error is not None:
             raise error
-        if work.serializable:
-            work.base, work.base_clock = dict(self._engine.applied), self._engine.applied_clock
-            if work.snapshot is not None:
-                self._interactive.readers.give_back(work.snapshot)
-                work.snapshot = None
 
     def _take_snapshot(self, tx: OpenTransaction) -> steps.Steps[None]:
         """Take a snapshot of the last batch, or of the next one if the last lacks entries that the session has seen."""

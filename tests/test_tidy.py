@@ -616,7 +616,7 @@ def test_patterns_for_foreign_words_and_paths_match() -> None:
 
 
 def test_only_known_files_are_not_text() -> None:
-    """No database, lock or other left-over of a run is in the tree."""
+    """The tree contains no database, lock or other leftover of a run."""
     files = {path: path.read_bytes() for path in tracked()}
     other = {name(path) for path, data in files.items() if b"\0" in data or (not data and path.suffix == ".lock")}
     assert not {one for one in other if not one.endswith(".png")} - {"tools/data/timezones.sqlite"}

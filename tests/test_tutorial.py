@@ -57,7 +57,7 @@ def install_modules(place: Path) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_the_tutorial_run(page: str, tmp_path: Path) -> None:
-    """Three nodes, an application, a node killed under it and brought back."""
+    """The tutorial runs three nodes and an application, kills a node, and starts it again."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, module in (("bedrockish", "-m bedrockish.cli.main "), ("python", "")):

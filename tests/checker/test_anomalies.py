@@ -246,7 +246,7 @@ def test_read_skew_is_an_anomaly_at_level_session_too() -> None:
 
 
 def test_checker_finds_a_half_visible_transaction_of_unknown_outcome() -> None:
-    """A read saw the first half of the transaction, so it is committed, and the second half must be there, too."""
+    """A read saw the first half of the transaction, so the transaction is committed, and its other half is visible."""
     text = """
         p 1-2 update? : a x 1; a y 2
         q 3-4 strict : l x 1

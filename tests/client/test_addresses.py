@@ -81,7 +81,7 @@ def test_url_errors_never_contain_the_password() -> None:
     ],
 )
 def test_error_of_a_mistyped_url_never_contains_the_password(url: str) -> None:
-    """With one slash it was taken for a path, which every text names."""
+    """A URL with one slash in place of two must not count as a path, because every error text names the path."""
     with pytest.raises(ConfigError) as caught:
         bedrockish.connect(url)
     assert "secret" not in str(caught.value)

@@ -95,7 +95,7 @@ def test_executing_request_may_use_the_whole_timeout_of_its_client() -> None:
 
 
 def test_an_error_of_a_node_has_the_class_of_its_code() -> None:
-    """Internal classes without a code of their own, which a program on a node's file also has, never stand for it."""
+    """A code stands for its public class, not for an internal subclass, which a program on a node's file has, too."""
     assert clock_functions.ClockNeededError.code == UsageError.code
     classes = [
         cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.BedrockishError)

@@ -141,7 +141,7 @@ def pairs(folder: Path) -> set[str]:
 def test_killed_tls_runs_again_wherever_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_before: bool
 ) -> None:
-    """No half of a pair is left over, which would block the second run, and no file of an earlier run is touched."""
+    """Half a pair from the killed run does not block the next run, and no run touches a file of an earlier one."""
     for number in range(1, 200):
         folder = tmp_path / str(number)
         if made_before:
@@ -165,7 +165,7 @@ def test_killed_tls_runs_again_wherever_it_was_killed(
 
 @pytest.mark.parametrize("file", ["revoked.txt", "issued.txt"])
 def test_line_added_after_a_torn_one_counts(tmp_path: Path, file: str) -> None:
-    """An earlier release, or an editor, has left a last line without a line feed: nothing may be glued to it."""
+    """An earlier release, or an editor, may leave the last line without a line feed; a new line must not join it."""
     assert run(tmp_path, "--client", "app", "--client", "web").exit_code == 0
     assert run(tmp_path, "--revoke", "app").exit_code == 0
     torn = (tmp_path / file).read_text() + "1234ABCD"

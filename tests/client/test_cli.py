@@ -288,7 +288,7 @@ def test_command_with_closed_standard_streams_opens_null_devices_for_them(tmp_pa
 
 
 def test_command_keeps_its_status_when_its_error_output_is_closed() -> None:
-    """A node that must not be started again ends with 5; its supervisor learned 1 if it had closed the pipe."""
+    """A node that must not be started again ends with 5; otherwise a supervisor that closed the pipe would get 1."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "bedrockish.cli.main", "serve", "--node", "9"]

@@ -301,7 +301,7 @@ def test_gracefully_stopped_nodes_do_not_count_as_lost() -> None:
 
 
 def test_nodes_at_their_limit_of_clients_do_not_count_as_lost() -> None:
-    """The client took such nodes for crashed by its request, and asked no third node, which had room."""
+    """Otherwise the client would believe that its request crashes nodes, and not ask a third node, which has room."""
     w = wire()
     number = w.call("INSERT INTO t VALUES (1)")
     for _ in range(2):

@@ -32,7 +32,7 @@ def test_keeper_still_calls_others_after_one_object_has_failed(caplog: pytest.Lo
 
 
 def test_keeper_starts_later_when_the_machine_gave_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that met the limit of threads once had no keeper from then on: its snapshots were never released."""
+    """Otherwise a program that once meets the limit of threads would have no keeper, which releases its snapshots."""
     called = threading.Event()
     keeper = Keeper[Kept]("test", 0.001, lambda _one, _elapsed_s: called.set())
 

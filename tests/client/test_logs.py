@@ -95,7 +95,7 @@ def _socket_pair() -> tuple[int, int]:
 def test_full_pipe_of_the_log_leaves_lines_out_and_does_not_wait(
     make: Callable[[], tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A supervisor that did not read a node's standard error stopped the node at its next line."""
+    """Otherwise a supervisor that does not read a node's standard error would block the node at its next line."""
     reader, writer = make()
     try:
         with os.fdopen(writer, "w", closefd=False) as stream:

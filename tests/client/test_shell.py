@@ -314,7 +314,7 @@ def test_shell_script_may_read_another_script(node: LocalCluster, db: Connection
 
 
 def test_a_dump_is_read_by_sqlite_and_by_the_shell(node: LocalCluster, db: Connection) -> None:
-    """Text with quotes and zeros, infinite numbers, tables that refer to themselves and to each other."""
+    """The dump has text with quotes and zeros, infinite numbers, and tables that refer to themselves and each other."""
     db.execute("CREATE TABLE child(id INTEGER PRIMARY KEY, up REFERENCES parent(id), v)")
     db.execute("CREATE TABLE parent(id INTEGER PRIMARY KEY, boss REFERENCES parent(id), twice AS (id * 2))")
     db.execute("CREATE VIEW pairs AS SELECT * FROM child JOIN parent ON up = parent.id")

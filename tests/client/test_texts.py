@@ -87,7 +87,7 @@ NO_LISTS: list[tuple[Any, str]] = [
 
 
 def test_list_of_other_values_is_refused_in_every_call() -> None:
-    """Python's own errors for the wrong number of values came out."""
+    """The caller gets no error of Python's own for the wrong number of values."""
     with bedrockish.node() as node:
         for where in (node.path, node.url):
             with bedrockish.connect(where) as db:

@@ -101,7 +101,7 @@ def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """Missing, unreadable as TOML, unknown key."""
+    """The configuration is missing, is not TOML, or has an unknown key."""
     one_error_line(program("serve", "--config", str(tmp_path / "none.toml")), "none.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("node = [")
@@ -111,7 +111,7 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_command_line_is_a_usage_error() -> None:
-    """Exit status 2, and a hint."""
+    """The command ends with 2 and gives a hint."""
     done = program("serv")
     assert done.returncode == 2
     one_error_line(done, "serv")

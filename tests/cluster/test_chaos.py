@@ -110,7 +110,7 @@ async def test_reads_of_five_nodes_have_no_anomaly_under_all_faults(seed: int, t
 
 @pytest.mark.slow
 async def test_nodes_repair_flipped_bits_in_their_files(tmp_path: Path) -> None:
-    """Bits that change in the files of nodes that were killed: nothing differs in the end, because it was repaired."""
+    """Bits change in the files of killed nodes; in the end no file differs, because the nodes have repaired theirs."""
     verdict = await run(Plan(nodes=3, seconds=40, seed=3, faults=("kill", "flip")), tmp_path)
     assert not verdict.wrong, "\n".join(verdict.wrong)
     assert verdict.counts["flipped bits"] > 0

@@ -54,7 +54,7 @@ async def rows(client: Client, sql: str, *params: Any) -> list[tuple[Any, ...]]:
 
 
 async def test_example_tables_of_the_clock_page_order_all_transactions(cluster: LocalCluster) -> None:
-    """An application's own tables, in one request and in an open transaction, at any node; and the journal's table."""
+    """This holds for tables of an application, in one request or an open transaction, and for the journal's table."""
     await ready(cluster)
     clients = []
     async with open_client(cluster.url(0)) as a, open_client(cluster.url(1)) as b, open_client(cluster.url(2)) as c:
@@ -151,7 +151,10 @@ def uuid_of(found: Any) -> int:
 
 
 async def test_wall_clocks_that_are_hours_wrong_are_not_followed(tmp_path: Path) -> None:
-    """One an hour behind, one two hours ahead: the clock stays with the middle one; also when a restart jumps back."""
+    """A wall is an hour behind, one two hours ahead:
+
+    the cluster follows the middle one, also after a restart with a jump.
+    """
     with shifted(tmp_path / "cluster", -HOUR_MS, 2 * HOUR_MS, 0) as cluster:
         await ready(cluster)
         async with open_client(cluster.url()) as client:

@@ -55,7 +55,7 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Race:
-    """Two transactions of which the constraint allows one at most."""
+    """A pair of transactions of which a constraint allows at most one."""
 
     name: str
     first: str

@@ -134,7 +134,7 @@ async def test_failed_snapshot_leaves_no_file(
 async def test_journal_goes_on_while_no_snapshot_can_be_made(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot was due, and nodes without room for a copy refused it: no commit was backed up any more."""
+    """When a snapshot is due and each node refuses it for want of room, the backup still records the commits."""
     await ready(cluster)
     folder, new, said = tmp_path / "kept", tmp_path / "new.db", list[str]()
 
@@ -166,7 +166,7 @@ async def test_journal_goes_on_while_no_snapshot_can_be_made(
 async def test_continuous_backup_ends_when_its_directory_is_exchanged_or_removed(
     is_back: bool, cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """The open files were written on in the directory that was moved; a directory that was gone was an IndexError."""
+    """Otherwise the backup would go on in the open files of the moved directory, or fail with an IndexError."""
     await ready(cluster)
     folder, old, said = tmp_path / "kept", tmp_path / "old", list[str]()
 

@@ -111,7 +111,7 @@ def test_django_on_a_file_needs_no_plugin_of_the_node() -> None:
 
 
 def test_bulk_inserts_ask_no_connection_for_its_limits() -> None:
-    """Django 6 asks ``sqlite3``, and only the nodes know their limits: each ``bulk_create`` failed."""
+    """Django 6 asks ``sqlite3`` for the limits, and only the nodes know theirs: each ``bulk_create`` would fail."""
     from bedrockish.django.base import DatabaseFeatures
 
     assert vars(DatabaseFeatures)["max_query_params"] == 999

@@ -125,7 +125,10 @@ async def test_a_mirror_fed_by_the_feed_equals_the_cluster(cluster: LocalCluster
 
 
 async def test_feed_handles_transactions_of_any_size(tmp_path: Path) -> None:
-    """The query of a page names bodies dozens of times, so above 9 MB the feed stopped, for ever and at every node."""
+    """The query of a page names bodies dozens of times.
+
+    Without care the feed would stop at a body above 9 MB, for ever and at every node.
+    """
     with local_cluster(tmp_path / "one", ("A",), http=True) as cluster:
         await ready(cluster)
         async with open_client(cluster.url(options="timeout=60")) as client:

@@ -311,7 +311,7 @@ async def test_join_that_gets_no_data_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 async def test_repair_of_a_node_that_does_not_answer_ends(tmp_path: Path) -> None:
-    """The node had not received the order, and the command waited for ever."""
+    """The command must not wait for ever for a node that has not received the order."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         cluster.nodes[0].kill()

@@ -139,7 +139,7 @@ async def _found(second: LocalCluster, count: int) -> None:
 
 
 async def test_log_of_an_older_database_spoils_no_new_file(tmp_path: Path) -> None:
-    """A node's file was removed, and not its log: the restored file had the log's pages, and was malformed."""
+    """If only the file of an older node was removed, SQLite would write the remaining log into the restored file."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         async with open_client(cluster.url()) as client:
@@ -177,7 +177,7 @@ async def test_log_of_an_older_database_spoils_no_new_file(tmp_path: Path) -> No
 async def test_only_one_process_at_a_time_writes_a_backup_an_export_or_a_joined_file(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """Two backups to one file wrote into the same unfinished copy, and one of them gave it its name before its end."""
+    """Otherwise two backups would write into one unfinished copy, and the first to end would publish it."""
     await ready(cluster)
     target, url = tmp_path / "b.db", cluster.url(1, only=True)
     config = tmp_path / "D.toml"
@@ -194,7 +194,7 @@ async def test_only_one_process_at_a_time_writes_a_backup_an_export_or_a_joined_
 
 
 def test_restored_file_is_not_served_with_the_log_of_the_one_before(tmp_path: Path) -> None:
-    """A restored file was moved to the path of a killed node, and its log was written into it."""
+    """SQLite would write the log of the killed node into a restored file that is moved to the node's path."""
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(ready, cluster)
         node = cluster.nodes[0]

@@ -17,7 +17,7 @@ MANY = (
 
 
 async def test_large_rows_are_replicated_and_an_excess_is_refused(cluster: LocalCluster) -> None:
-    """A row of 1 MB, one of 20 MB, twenty thousand rows at once; and a refused excess that affects no other client."""
+    """A row of 1 MB, one of 20 MB and twenty thousand rows are replicated; a refused excess affects no other client."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")

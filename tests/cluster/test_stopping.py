@@ -309,7 +309,7 @@ def test_sighup_without_certificates_changes_nothing(alone: LocalCluster) -> Non
 
 
 def test_sighup_during_a_start_does_not_end_the_node(tmp_path: Path) -> None:
-    """The signal's default action ended the process until the program was imported, for half a second."""
+    """The signal's default action would end the process while the program is still imported, for half a second."""
     cluster = LocalCluster(tmp_path / "one", ("A",))
     cluster.write_files()
     node = cluster.nodes[0]

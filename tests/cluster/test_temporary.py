@@ -83,7 +83,7 @@ async def test_rows_of_temporary_tables_stay_in_their_session(cluster: LocalClus
 
 
 async def test_rollback_restores_rows_of_temporary_tables(cluster: LocalCluster) -> None:
-    """ROLLBACK, ROLLBACK TO, a failed statement, a lost COMMIT and DDL have the same effect as in SQLite."""
+    """TEMP rows after ROLLBACK, ROLLBACK TO, a failed statement, a lost COMMIT and DDL are those of SQLite."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client, open_client(cluster.url(1)) as other:
         await filled(client)
@@ -241,7 +241,7 @@ async def test_temporary_objects_have_bounds(tmp_path: Path) -> None:
 
 
 async def test_refused_temporary_objects_get_an_error_with_the_reason(cluster: LocalCluster) -> None:
-    """Names of the database, virtual tables, and changes of its schema in a transaction."""
+    """Refused are names of database objects, virtual tables, and changes of the database's schema in a transaction."""
     await ready(cluster)
     async with open_client(cluster.url(0)) as client, open_client(cluster.url(1)) as other:
         await filled(client)

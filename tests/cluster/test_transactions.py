@@ -76,7 +76,7 @@ async def test_transactions_support_savepoints_batches_schema_changes_and_retrie
 
 
 async def test_begin_is_sent_with_the_first_statement(cluster: LocalCluster) -> None:
-    """No node knows a transaction without statements; a transaction is open even if its first statement fails."""
+    """A node learns of a transaction with its first statement; the transaction is open even if this statement fails."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client:
         await client.execute("CREATE TABLE one(id INTEGER PRIMARY KEY)")
@@ -261,7 +261,7 @@ async def _stand_still(node: LocalNode) -> None:
 
 
 async def test_blocking_connection_takes_transactions_in_sql(cluster: LocalCluster) -> None:
-    """BEGIN, COMMIT, ROLLBACK and savepoints as in SQLite, and the blocking twins of the rest."""
+    """The blocking client takes BEGIN, COMMIT, ROLLBACK and savepoints as SQLite does, and has each trio method."""
     await ready(cluster)
     await trio.to_thread.run_sync(_use_connection, cluster)
 
@@ -410,7 +410,7 @@ async def test_rollback_of_a_lost_transaction_ends_its_block_without_an_error(cl
 
 
 async def test_operator_lists_and_ends_an_open_transaction(cluster: LocalCluster) -> None:
-    """The client learns that its transaction did not happen, and no row of it stays."""
+    """The client of the ended transaction gets an error that it did not happen, and none of its rows stays."""
     await ready(cluster)
 
     async def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -107,7 +107,7 @@ async def test_transaction_sees_the_writes_of_its_long_statement(cluster: LocalC
 
 
 async def test_long_reads_of_a_client_that_has_gone_leave_their_workers(cluster: LocalCluster) -> None:
-    """A killed program's reads had the workers for ``statement_ms_max`` each, and those of its next run waited."""
+    """A killed program's reads must not keep workers for ``statement_ms_max``, or those of its next run would wait."""
     await ready(cluster)
     url = cluster.url(0, only=True, options=PATIENT)
     async with open_client(url) as other:

@@ -12,7 +12,7 @@ CPYTHON_PART = ("dbapi.CursorTests.test_execute", "dump.", "transactions.Isolati
 
 
 def test_part_of_cpythons_tests_has_the_expected_outcomes(tmp_path: Path) -> None:
-    """Our DB-API where they expect sqlite3."""
+    """The suites run our DB-API in place of sqlite3."""
     if why := cpython_missing():
         pytest.skip(why)
     expected = read_expected(path_of("cpython"))

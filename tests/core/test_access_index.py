@@ -68,7 +68,7 @@ def test_index_finds_the_same_holders_as_a_full_comparison(done: list[tuple[int,
 
 
 def test_access_index_keeps_a_very_large_set_undivided() -> None:
-    """To split them, and to release them, blocked the node's loop for a tenth of a second each."""
+    """Splitting such a set, and releasing the parts, would each block the node's loop for a tenth of a second."""
     index: AccessIndex[int] = AccessIndex()
     many = AccessSet(write_points=frozenset(b"t:x\0" + number.to_bytes(4) for number in range(100_000)))
     index.add(1, many)

@@ -26,7 +26,7 @@ COUNTER_MAX = (1 << COUNTER_BITS) - 1
 
 
 def test_clock_has_the_documented_layout() -> None:
-    """Until July 2037 milliseconds and 22 bits of counter; then 12 bits, to the year 4197."""
+    """The counter of a clock has 22 bits until July 2037, and then 12 bits, which suffices up to the year 4197."""
     assert pack(BEND_MS - 1, COUNTER_MAX) == (BEND_MS << 22) - 1 == pack(BEND_MS) - 1
     assert datetime.fromtimestamp(BEND_MS / 1000, UTC).year == 2037
     assert datetime.fromtimestamp(WALL_MS_MAX / 1000, UTC).year == 4197

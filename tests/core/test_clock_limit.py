@@ -105,7 +105,7 @@ def test_message_with_a_number_too_large_for_a_file_is_refused(message: Message)
     """The greatest accepted numbers leave room for the numbers that are counted from them; each larger field is
     refused.
 
-    A clock of two to the power of 63 once ended a node, which could not store its ceiling above it.
+    A clock of two to the power of 63 would end a node, which could not store its ceiling above this clock.
     """
     assert decode(encode(message)) == message
     packed = [NUMBERS[type(message)], *(getattr(message, one.name) for one in fields(message))]

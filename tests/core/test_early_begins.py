@@ -79,7 +79,7 @@ def test_begin_waits_for_a_ceiling_above_its_clock() -> None:
 
 
 def test_ceiling_is_raised_before_the_clock_reaches_it() -> None:
-    """Otherwise one BEGIN of each second would wait for it."""
+    """Otherwise one BEGIN of each second would wait until a new ceiling is durable."""
     net = a_net()
     clock = net.places["A"].core.state.clock
     clock.adjust(clock.ceiling)
@@ -133,7 +133,7 @@ def forgotten(voters: str = "ABC") -> tuple[Net, Txid]:
 
 
 def test_restarted_leader_rolls_a_forgotten_transaction_back_when_it_is_asked() -> None:
-    """The voters ask when the link is open again, without a pause."""
+    """The voters ask as soon as the link is open again."""
     net, txid = forgotten()
     assert said(net, Ask, "B") == ["A"]
     net.deliver()

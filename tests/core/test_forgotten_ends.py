@@ -39,7 +39,7 @@ def forgotten() -> tuple[Net, Txid]:
 
 
 def test_voter_that_may_have_forgotten_an_end_counts_no_voter_out() -> None:
-    """B had forgotten Q, too, and approved P: A, B and D committed P, and A's client knows it."""
+    """B had forgotten Q, too, and approved P. So A, B and D committed P, and A's client has the answer."""
     net, p = forgotten()
     net.play("D", "suspect", p)
     net.run(5.0)

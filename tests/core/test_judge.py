@@ -465,7 +465,7 @@ CLAUSES: list[tuple[str, int, dict[str, VoterAnswer], Verdict]] = [
 def test_judge_returns_the_verdict_of_each_clause(
     voters: int, answers: dict[str, VoterAnswer], verdict: Verdict
 ) -> None:
-    """The rows of the table in docs/protocol.md."""
+    """The cases are the rows of the table in docs/protocol.md."""
     assert judge("A", answers, NAMES[:voters], approvals_needed(voters)) == verdict
 
 

@@ -389,7 +389,7 @@ def test_recovery_waits_for_a_voter_that_fetches_its_body() -> None:
 
 
 def test_a_vote_keeps_its_pieces_over_a_restart_with_other_sizes() -> None:
-    """Pieces cut to another size are still found under the names in the file."""
+    """A restart with another ``piece_bytes`` still finds the stored pieces, by the names in the file."""
     net = Net("ABC", settings=LARGE)
     net.cut("A", "C")
     net.kept = {Commit, InPieces}

@@ -168,7 +168,7 @@ def test_node_stops_before_it_applies_a_level_above_that_of_its_program() -> Non
 
 
 def test_a_transaction_of_a_higher_version_is_refused() -> None:
-    """A field that this release does not know may change the transaction's meaning, and a part must not be applied."""
+    """An unknown field may change the meaning of a transaction, and a node must not apply a part of one."""
     one = Transaction(Txid(5, "A"), {}, 0, 0, 0, "one", "serializable", "rows", AccessSet(), b"\x80", b"\x80")
     packed = cbor2.loads(one.body)
     assert decode_transaction(cbor2.dumps(packed)) == one

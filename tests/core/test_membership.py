@@ -36,7 +36,7 @@ def changes() -> Iterator[MemberChange]:
 
 
 def test_every_allowed_change_of_members_keeps_the_laws() -> None:
-    """One voter at a time, never without a voter, and without force never without a quorum of living ones."""
+    """A change adds or removes one voter, leaves at least one and, without force, a quorum of living ones."""
     made = 0
     for (old, alive), change in product(worlds(), changes()):
         facts = MembershipFacts(alive, dict.fromkeys(old.nodes, 0), frozenset(), {})

@@ -209,7 +209,7 @@ def test_prepared_transaction_waits_for_a_pending_one_and_then_loses_or_goes_on(
 
 
 def test_prepared_transactions_that_come_together_share_one() -> None:
-    """Each with the answer of its own, and on the newest commits, though their snapshots differ."""
+    """Each gets its own answer, and the shared base has the newest commits, though their snapshots differ."""
     world = Trio()
     old = world.base("A")
     world.commit("B", writes="z")
@@ -223,7 +223,7 @@ def test_prepared_transactions_that_come_together_share_one() -> None:
 
 
 def test_overtaken_prepared_transaction_is_lost_alone() -> None:
-    """The commands that arrived together with it are led, for each of them."""
+    """The test puts the overtaken one at each place; the commands that arrived with it are led."""
     for place in range(3):
         world = Trio()
         old = world.base("A")
@@ -289,9 +289,7 @@ def test_rejected_prepared_transaction_begins_again_unchanged() -> None:
 
 
 def test_empty_transaction_settles_its_command() -> None:
-    """If the empty transaction commits first, the original can no longer commit; otherwise the empty one finds the
-    original.
-    """
+    """If the empty transaction commits first, the original never does; otherwise the empty one finds the original."""
     world = Trio()
     base = world.base("A")
     empty = Prepared(world.base("B"), 0, False, ROWS, AccessSet(), encode_changes([]), b"nothing")

@@ -90,9 +90,10 @@ def test_refusal_is_marked_while_its_node_may_lag() -> None:
 
 
 def test_conflict_with_a_command_gets_no_advice_and_its_right_name() -> None:
-    """A change of members without a quorum was advised to run over a range of keys at a time.
+    """A change of members conflicts with the keys of all commands without an outcome.
 
-    It meets the keys of all commands that have no outcome yet, which were called its own earlier run.
+    The error must not call them the change's own earlier run, or advise to run the change over a range of keys at a
+    time.
     """
     read = SimpleNamespace(touched=frozenset(), has_ranges=True, write_points=(), write_ranges=())
     inflight: Any = SimpleNamespace(request=SimpleNamespace(command="c1"), access_set=read, attempts=17)

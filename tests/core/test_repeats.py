@@ -85,7 +85,7 @@ def test_unanswered_clock_question_is_repeated_with_pauses_that_double() -> None
 
 
 def test_next_deadline_is_not_that_of_a_timer_that_was_dropped_or_moved() -> None:
-    """Each dropped timer still cost the node a turn when its time came: one for each strict read and each INSERT."""
+    """Otherwise each dropped timer would cost the node a turn: one for each strict read and each INSERT."""
     timers = Timers(state(Net("ABC"), "A").clock)
     assert timers.deadline() is None
     timers.set(10, Timer.ASK_REST, 1)

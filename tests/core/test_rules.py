@@ -134,7 +134,7 @@ def test_promise_names_an_accepted_abort(voter: Voter) -> None:
 
 
 def test_copied_cut_is_lowered_below_the_transactions_that_the_node_holds() -> None:
-    """A node that was filled from a copy has the copy's cut, and may not close time over transactions that it holds."""
+    """The cut of the copy may be above a held transaction's clock; a voter approves nothing at or below its cut."""
     held = make("A", 1)
     voter = Voter(votes=(Vote(held.txid, held, held=True),), cut=CLOCK + 50)
     assert voter.state.clock.cut < held.txid.clock

@@ -39,7 +39,7 @@ def test_changes_of_many_clients_come_into_force_one_after_the_other(
 ) -> None:
     """Twelve clients at three nodes change the schema all the time, for five seconds of virtual time.
 
-    Before, most changes were rejected for each other, and each rejection doubled the delay of the next attempt.
+    Without turns, most changes would reject each other, and each rejection would double the delay of the next attempt.
     """
     monkeypatch.setattr(database, "crc32", lambda _: 0)  # no change builds an index
     world = World(Options(seed, clients=12, alter=1.0, think_ms=5.0, load_s=5.0, timeout_s=30.0, readers=0, wander=0.0))

@@ -147,7 +147,7 @@ def test_group_held_back_for_a_change_of_members_loses_no_command() -> None:
 
 
 def test_transaction_ended_by_safe_time_is_not_given_up_in_the_same_step() -> None:
-    """Safe time has already removed the vote; giving the transaction up stopped the node once (seed 20221)."""
+    """Safe time has already removed the vote, so giving the transaction up would stop the node (seed 20221)."""
     net = Net("ABC")
     net.kept = {Begin}
     net.ask("A", add("slow", "x"))

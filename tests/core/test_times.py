@@ -19,7 +19,7 @@ def worlds(voters: int) -> Iterator[tuple[Times, tuple[tuple[int, int], ...], in
 
 @pytest.mark.parametrize("voters", range(1, 6))
 def test_closed_cut_and_safe_follow_majorities(voters: int) -> None:
-    """Each time is as far as its definition allows, never further, and never goes back."""
+    """Closed, settled and safe time are as late as their definitions allow, not later, and never go back."""
     majority = voters // 2 + 1
     count = 0
     for own, words, closable, lowest, counts, moves_cut in worlds(voters):
@@ -41,9 +41,7 @@ def test_closed_cut_and_safe_follow_majorities(voters: int) -> None:
 
 
 def test_learners_and_amnesiac_voters_do_not_count_for_a_majority() -> None:
-    """A voter that has lost its promises does not count, and a learner does not: two of the three others must be that
-    far.
-    """
+    """Neither a voter that has lost its promises nor a learner counts: two of the other three must be that far."""
     own = Times(9, 9, 0)
     assert times(own, [(9, 9), (0, 0)], 2, 9, None, counts=True).safe == 9
     assert times(own, [(9, 9), (0, 0)], 2, 9, None, counts=False).safe == 0

@@ -88,7 +88,7 @@ def test_leader_that_skips_its_turn_is_not_waited_for_again() -> None:
 
 
 def test_pausing_leader_causes_few_rejects() -> None:
-    """Random pauses after rejects once were too short for one of them to commit, and grew for the others."""
+    """Random pauses after rejects would be too short for one leader to commit, and grow for the others."""
     net = Net("ABC")
     order = contend(net, 2_000, with_pauses=True)
     rejected = sum(isinstance(message, Reject) for _, _, message in net.said)

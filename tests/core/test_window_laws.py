@@ -108,7 +108,7 @@ class World:
         self.window.forget(self.settled - WINDOW)
 
     def check_floor(self, forgotten: int) -> None:
-        """Check that no commit younger than the window was dropped, and that a second label alone refuses no base."""
+        """Check that no commit younger than the window was dropped, and no base refused for a second label alone."""
         firsts = {places[0]: txid for txid, (_, places) in self.commits.items()}
         for leader, tick in self.window.floor.items():
             assert tick in (0, self.restarted.get(leader)) or firsts[leader, tick].clock <= forgotten

@@ -454,7 +454,7 @@ def test_a_table_with_a_temporary_trigger_is_dropped(url: str, table: str, other
 
 
 def test_refused_temporary_object_leaves_the_session_without_any(url: str) -> None:
-    """The node never knew the session's name, and a later statement was told that the TEMP objects were lost."""
+    """The node never knew the session's name, so a later statement must not fail with lost TEMP objects."""
     with closing(db.connect(url, isolation_level=None)) as connection:
         connection.execute("BEGIN")
         for sql in ("DROP VIEW nowhere", "CREATE TEMP TABLE mine(a)"):

@@ -147,7 +147,7 @@ def test_executemany_without_transactions_is_all_or_nothing(connection: db.Conne
 
 
 def test_fetchone_returns_one_row_and_then_none(connection: db.Connection, table: str) -> None:
-    """One row after the other, then None, for ever."""
+    """``fetchone`` returns one row after the other, and then None at each call."""
     fill(connection, table, 2)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
     assert [cursor.fetchone() for _ in range(4)] == [(1,), (2,), None, None]
@@ -170,7 +170,7 @@ def test_fetchmany_returns_as_many_rows_as_requested(connection: db.Connection, 
 
 
 def test_fetchall_returns_the_rest_of_the_rows(connection: db.Connection, table: str) -> None:
-    """The rest of the rows; then an empty sequence."""
+    """``fetchall`` returns the rest of the rows, and then an empty sequence."""
     fill(connection, table, 3)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
     cursor.fetchone()
@@ -239,7 +239,7 @@ def test_lastrowid_is_that_of_the_last_insert(connection: db.Connection, table: 
 def test_lastrowid_after_an_upsert_that_updates_is_that_of_the_connection(
     connection: db.Connection, table: str
 ) -> None:
-    """In sqlite3, too, a cursor takes SQLite's value after each INSERT, also after one that has inserted nothing."""
+    """As in sqlite3, a cursor takes SQLite's value after each INSERT, also if the INSERT has added no row."""
     connection.execute(f"CREATE UNIQUE INDEX {table}_name ON {table}(name)")
     upsert = f"INSERT INTO {table}(id, name) VALUES (5, 'z') ON CONFLICT (name) DO UPDATE SET id = 6"
     assert connection.execute(upsert).lastrowid

@@ -97,7 +97,7 @@ def test_replay_repeats_statements_that_have_failed(url: str, table: str) -> Non
 def test_statement_that_conflicts_after_each_replay_raises_the_conflict(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each replay succeeds, and the statement then meets another commit; it raised an AssertionError."""
+    """Each replay succeeds, and the statement then meets another commit: it raises no AssertionError."""
     with closing(db.connect(url, isolation_level=None, replay=True)) as one:
         session = one._session
 
@@ -136,7 +136,7 @@ def test_replay_keeps_the_rows_of_a_transaction_that_was_repaired_after_its_comm
 
 
 def test_rollback_after_the_commit_of_a_replay_was_lost_is_answered(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ROLLBACK after a lost COMMIT is answered; after a replay it was refused."""
+    """A ROLLBACK after a lost COMMIT is answered, also if the lost COMMIT was that of a replay."""
     with closing(db.connect(url, isolation_level=None, replay=True)) as one:
 
         def lose(opened: BlockingTransaction, **_: object) -> None:
@@ -154,7 +154,10 @@ def test_rollback_after_the_commit_of_a_replay_was_lost_is_answered(url: str, mo
 
 
 def test_transaction_whose_replay_reads_another_value_stays_lost_by_its_conflict(url: str, table: str) -> None:
-    """Later calls raised ProgrammingError, which programs do not run again; Celery's workers ended."""
+    """Later calls must not raise ProgrammingError, after which programs do not try again:
+
+    Celery's workers would end.
+    """
     with closing(db.connect(url, autocommit=False, replay=True)) as one, closing(db.connect(url)) as other:
         other.execute(f"INSERT INTO {table}(id, name, amount) VALUES (1, 'a', 1)")
         other.commit()

@@ -122,7 +122,7 @@ def test_common_pragmas_are_answered_truthfully(connection: db.Connection, pragm
 def test_pragmas_that_would_change_the_meaning_of_sql_are_refused(
     connection: db.Connection, pragma: str, way: str
 ) -> None:
-    """Without an error, the program would believe that the PRAGMA took effect."""
+    """Without an error, the program would assume that the PRAGMA is in force."""
     with pytest.raises(db.NotSupportedError, match=f"would change this node only; .*{way}"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -225,7 +225,7 @@ def test_conflict_has_the_code_and_the_words_of_a_locked_database(url: str, made
 
 
 def test_errors_have_sqlites_codes_and_classes(made: db.Connection) -> None:
-    """Programs on sqlite3 tell errors apart by these."""
+    """Programs on sqlite3 distinguish errors by these texts."""
     with pytest.raises(db.IntegrityError) as unique:
         made.execute("INSERT INTO thing(a) VALUES (1)")
     assert unique.value.sqlite_errorname == "SQLITE_CONSTRAINT_UNIQUE"
@@ -416,7 +416,7 @@ def test_errors_of_a_callback_are_printed_when_asked_for(
 
 
 def test_reentrant_use_of_a_cursor_raises(connection: db.Connection) -> None:
-    """By a generator of parameters, or by a converter."""
+    """The call comes from a generator of parameters or from a converter."""
     cursor = connection.cursor()
 
     def parameters() -> Iterator[tuple[int]]:

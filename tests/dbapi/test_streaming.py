@@ -18,7 +18,7 @@ def cursor(connection: db.Connection) -> db.Cursor:
 
 
 def test_streaming_cursor_returns_all_rows_by_each_way_of_fetching(cursor: db.Cursor) -> None:
-    """fetchone, fetchmany, fetchall and iteration, each over more than one batch."""
+    """The reader calls fetchone, fetchmany or fetchall, or iterates, each over more than one batch."""
     count = 9000
     expected = [(number, f"{number:0200}") for number in range(1, count + 1)]
     cursor.execute(MANY, (count,))
@@ -41,7 +41,7 @@ def test_streaming_cursor_returns_all_rows_by_each_way_of_fetching(cursor: db.Cu
 def test_streaming_cursor_runs_writes_and_transactions_like_any_cursor(
     cursor: db.Cursor, connection: db.Connection, table: str
 ) -> None:
-    """Writes, open transactions with their own changes, factories, errors, and results that are not read completely."""
+    """It writes, sees the changes of its open transaction, takes factories, raises errors, and may leave rows."""
     cursor.execute(f"INSERT INTO {table}(name) VALUES ('a'), ('b')")
     assert connection.in_transaction
     assert cursor.execute(f"SELECT count(*) FROM {table}").fetchone() == (2,)

@@ -115,7 +115,7 @@ ALIKE: list[Sql] = [
 @pytest.mark.filterwarnings("ignore:Binding:DeprecationWarning")
 @pytest.mark.parametrize("statement", ALIKE, ids=str)
 def test_automatic_ids_match_plain_sqlite(full: TestNode, statement: Sql) -> None:
-    """With the highest id and one more for all, to the last byte; with stripes, but for the ids."""
+    """With ids as in SQLite the tables are equal to the last byte; with stripes, all columns but the ids are equal."""
     ids_like_sqlite(full)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as alone:
         for text in (*SCHEMA, SEED):
@@ -367,7 +367,7 @@ def test_error_for_a_rewritten_insert_shows_the_clients_text(full: TestNode) -> 
 
 
 def test_insert_select_reads_all_rows_before_it_assigns_ids(full: TestNode) -> None:
-    """With any subquery: ids follow its ORDER BY, and a trigger does not run it twice."""
+    """For each subquery, ids follow its ORDER BY, and a trigger does not run it twice."""
     db = full.engine._db
     for sql in (
         "INSERT INTO t(name) SELECT name || 'x' FROM t ORDER BY name DESC",
@@ -382,7 +382,7 @@ def test_insert_select_reads_all_rows_before_it_assigns_ids(full: TestNode) -> N
 
 
 def test_only_leased_ids_are_taken_back(make_node: MakeNode) -> None:
-    """With the greatest id of all, or that of another node, one program would use them up for every other."""
+    """If the greatest id counted as taken back, for example, the next INSERT would use it and leave no higher id."""
     node = make_node()
     node.run("CREATE TABLE item(id INTEGER PRIMARY KEY, x)")
     ids = node.engine._executor._ids

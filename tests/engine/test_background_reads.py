@@ -18,7 +18,7 @@ def node(tmp_path: Path) -> TestNode:
 
 
 def test_background_reader_connection_is_reused(node: TestNode) -> None:
-    """A new connection parses all definitions: a tenth of a second with some thousand tables."""
+    """A new connection parses all definitions, which takes a tenth of a second with some thousand tables."""
     background = node.engine.background
     with background.reader() as first:
         pass

@@ -337,7 +337,7 @@ def test_long_values_are_read_one_row_at_a_time(three: Three) -> None:
 
 
 async def test_range_of_long_rows_ends_after_some_megabytes(three: Three) -> None:
-    """500 rows of 2 MB kept the log from being used again for ten seconds, and a node busy with three such ranges."""
+    """A range of 500 rows of 2 MB would hold the log's snapshot for ten seconds, and three would keep a node busy."""
     for number in range(9):
         three.leader.run(("INSERT INTO t VALUES (?, ?, NULL)", (1_000 + number, b"x" * (1 << 20))))
     three.level()
@@ -381,7 +381,10 @@ async def test_other_tables_are_compared_if_a_page_of_one_node_is_unreadable(thr
 
 
 async def test_node_that_applies_nothing_is_asked_about_each_range_once(three: Three) -> None:
-    """A further try would find the same rows open; a damaged node did not catch up with a busy cluster's new rows."""
+    """A further try would find the same rows open.
+
+    With repeated questions a damaged node would not catch up with a busy cluster's new rows.
+    """
     asked: list[None] = []
     three.before_asking = lambda: asked.append(None)
     three.leader.run(*[f"INSERT INTO t VALUES ({n}, 'new', 0)" for n in range(100, 121)])

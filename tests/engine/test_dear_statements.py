@@ -250,7 +250,7 @@ WATCHED: tuple[Sql, ...] = (
 def test_only_potentially_long_statements_are_watched(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, sql: Sql
 ) -> None:
-    """Watching brief statements every five milliseconds took a twentieth of a node's time."""
+    """Watching brief statements every five milliseconds would take a twentieth of a node's time."""
     node = make_node()
     fill(node)
     begin, begun = Interrupter.begin, list[apsw.Connection]()
@@ -339,7 +339,7 @@ def greedy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestNode]:
 
 @pytest.mark.parametrize("sql", GREEDY.values(), ids=GREEDY)
 def test_memory_of_a_row_is_bounded_before_it_is_made(greedy: TestNode, sql: Sql) -> None:
-    """SQLite builds a row in one step, without an interrupt or a memory limit: gigabytes, in half a minute."""
+    """SQLite builds a row in one step, without an interrupt or a memory limit; a row could take gigabytes."""
     node = greedy
     workspace = Workspace(node.engine.connector())
     workspace.take_snapshot(node.engine.flushed, node.engine.moment())

@@ -19,7 +19,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.mark.parametrize("mends", ["INSERT INTO p(id) VALUES (9)", "UPDATE p SET id = 9", "DELETE FROM q"])
 def test_row_of_a_table_with_virtual_columns_satisfies_a_deferred_key(desk: Desk, mends: str) -> None:
-    """COMMIT was refused: the count of broken keys was that of before the statement."""
+    """COMMIT must not use the count of broken keys from before the statement, or it would refuse the transaction."""
     desk.node.run("CREATE TABLE p(id INTEGER PRIMARY KEY, a UNIQUE ON CONFLICT REPLACE, w AS (a + 1))")
     desk.node.run("CREATE TABLE q(p REFERENCES p(id) DEFERRABLE INITIALLY DEFERRED)")
     desk.node.run("INSERT INTO p(id) VALUES (1)")

@@ -79,7 +79,7 @@ def test_a_definition_that_sqlite_could_not_read_again_leaves_the_node_as_it_was
     ],
 )
 def test_a_definition_with_a_parameter_that_sqlite_leaves_out_is_refused(node: TestNode, sql: str) -> None:
-    """SQLite accepts it with a value, which the nodes did not have when the definition came into force: all ended."""
+    """SQLite accepts it with a value, which nodes lack when the definition comes into force: all would end."""
     db = apsw.Connection(":memory:")
     db.execute("CREATE TABLE t(a)")
     db.execute(sql, {"value": 1} if ":" in sql else (1,))

@@ -155,7 +155,7 @@ async def test_schema_change_follows_a_statement_that_was_explained(desk: Desk) 
 
 
 async def test_schema_change_follows_a_failure_in_a_table_with_virtual_columns(desk: Desk) -> None:
-    """The failed rows left their rowid in the answer of the next statement; the private copy must repeat that."""
+    """The failed rows' rowids must not show in the next statement's answer, neither here nor in the private copy."""
     desk.node.run("CREATE TABLE shape(id INTEGER PRIMARY KEY, a, double AS (a * 2) VIRTUAL UNIQUE)")
     desk.node.run("CREATE TABLE plain(k PRIMARY KEY) WITHOUT ROWID")
     work = TransactionWork(serializable=True)

@@ -291,7 +291,7 @@ def test_entry_applied_as_a_repeat_changes_no_rows(pair: tuple[TestNode, TestNod
 
 
 def test_many_rows_are_applied_at_once_in_their_order(make_node: MakeNode) -> None:
-    """More rows than one piece, of several tables and kinds; some undo the effect of earlier ones."""
+    """The transaction has more rows than one piece, of several tables and kinds; some undo earlier ones."""
     leader, follower = make_node(), make_node("B")
     leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, u UNIQUE)", "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID")
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {PIECE + 200})"

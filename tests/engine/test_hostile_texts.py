@@ -113,9 +113,7 @@ def test_cached_plans_are_dropped_by_size(node: TestNode, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["recursive_triggers", "foreign_keys", "query_only"])
 def test_blanks_in_a_pragma_are_parsed_once(name: str) -> None:
-    """A pattern whose parts could all match blanks took 20 seconds in the node's loop for 1,600 blanks; here are
-    100,000.
-    """
+    """A pattern whose parts all match blanks would take 20 s of the loop for 1,600 blanks; this text has 100,000."""
     blanks = " " * 100_000
     for sql in (f"PRAGMA {name}={blanks}(", f"PRAGMA {name}({blanks}(", f"{blanks}PRAGMA {name}{blanks}x"):
         assert first_setting(sql) is None

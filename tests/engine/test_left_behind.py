@@ -34,8 +34,10 @@ def run(transactions: Interactive, work: TransactionWork, sql: str) -> list[tupl
 
 
 def test_late_stop_of_a_stream_does_not_interrupt_the_next_statement_on_its_connection(make_node: MakeNode) -> None:
-    """The client left while the batch was encoded; then a large transaction is compared on that connection, and the
-    node stopped.
+    """A client leaves while its batch is encoded.
+
+    Its interrupt must not reach the next work on that connection: an interrupted comparison of a large transaction
+    would stop the node.
     """
     node = make_node()
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)", ROWS)

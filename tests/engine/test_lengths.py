@@ -38,7 +38,7 @@ def test_lengths_of_a_statement_are_the_same_without_its_plan(executor: Executor
 
 
 def test_read_without_a_read_set_makes_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of 500 values took 36 ms of the node's loop, and then as long in a worker."""
+    """The plan for a list of 500 values would take 36 ms of the node's loop, and then as long in a worker."""
     node = TestNode(tmp_path / "A.sqlite")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)", "INSERT INTO t VALUES (7)")
     node.engine.flush()

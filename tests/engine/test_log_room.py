@@ -37,7 +37,7 @@ def small_disk(node: TestNode, monkeypatch: pytest.MonkeyPatch, pages: int) -> C
 def test_wal_of_a_small_disk_leaves_room_for_its_checkpoint(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log took the last room of the disk, and the database could not grow by the frames that it had."""
+    """A log that takes the last room of the disk would leave the database no room to grow by the log's frames."""
     node = make_node(limits=Limits(wal_frames=80))
     left = small_disk(node, monkeypatch, 3_000)
     node.run(SCHEMA)
@@ -52,7 +52,7 @@ def test_wal_of_a_small_disk_leaves_room_for_its_checkpoint(
 def test_log_that_a_reader_holds_leaves_the_room_for_its_copy(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log took all of the disk, so it could not be copied after the reader's end either, and the node waited."""
+    """A log that takes all of the disk could not be copied even after the reader's end, and the node would wait."""
     node = make_node(limits=Limits(wal_frames=80))
     left = small_disk(node, monkeypatch, 1_000)
     node.run(SCHEMA)
@@ -86,7 +86,7 @@ def test_log_that_a_reader_holds_leaves_the_room_for_its_copy(
 async def test_long_log_of_a_node_that_writes_nothing_is_ended(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that only read for want of room kept the log that took the room."""
+    """Otherwise a node that only reads, for want of room, would keep the log that takes the room."""
     node = make_node(limits=Limits(wal_frames=80))
     small_disk(node, monkeypatch, 10_000)
     node.run(SCHEMA)
@@ -114,7 +114,10 @@ async def test_long_log_of_a_node_that_writes_nothing_is_ended(
 
 
 def test_log_starts_over_while_short_readers_take_turns(make_node: MakeNode) -> None:
-    """One of the readers always needed frames from before the last commit, so the log grew until the disk was full."""
+    """One of the readers always needs frames from before the last commit.
+
+    If each could prevent the restart of the log, the log would grow until the disk is full.
+    """
     node = make_node(limits=Limits(wal_frames=800, wal_frames_max=400))
     node.run(SCHEMA)
     node.save()
@@ -149,7 +152,7 @@ def test_log_starts_over_while_short_readers_take_turns(make_node: MakeNode) -> 
 def test_log_that_no_reader_holds_is_ended_when_other_files_fill_the_disk(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch during the first copy on the small disk ended the node, and named a reader."""
+    """A batch during the first copy on the small disk must neither end the node nor blame a reader."""
     node = make_node(limits=Limits(wal_frames=5_000))
     node.run(SCHEMA)
     node.run("INSERT INTO t(filler) VALUES (randomblob(2000000))")

@@ -40,7 +40,7 @@ def read(sql: str) -> Request:
 def test_pinned_snapshot_is_released_after_a_sort_without_room(
     filled: TestNode, limited: Callable[[int], None]
 ) -> None:
-    """The node ended, as did each node to which the client turned, because it rolled back what SQLite had ended."""
+    """SQLite has ended the read transaction: a ROLLBACK would fail and end the node, and then the client's next one."""
     reads = CommittedReads(filled.engine.connector())
     reads.learn()
     assert reads.pin(filled.engine.flushed)
@@ -70,9 +70,10 @@ def test_stream_snapshot_is_given_back_after_a_sort_without_room(
 def test_snapshot_that_was_interrupted_after_its_statement_is_given_back(
     filled: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client closes a stream while its last rows are on their way; ROLLBACK was interrupted about once in 1,000.
+    """If a client closes a stream while its last rows are on their way, the interrupt may reach the ROLLBACK.
 
-    Then the snapshot stayed, and the write-ahead log grew until the node ended.
+    This happens about once in 1,000 times. Then the snapshot would stay, and the write-ahead log would grow until the
+    node ends.
     """
     monkeypatch.setattr(snapshots, "STEPS", 1)  # the progress handler is called during each statement
     readers = Readers(filled.engine.connector().reader, Limits())
@@ -103,7 +104,7 @@ def test_snapshot_that_cannot_be_ended_is_closed(filled: TestNode, monkeypatch: 
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_scrub_names_the_error_of_the_disk(look: str, filled: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scrub told of the failed ROLLBACK in place of the disk, which counted as a failure of the program."""
+    """The scrub must not report the failed ROLLBACK in place of the disk: that would count as a bug."""
 
     def fail(db: apsw.Connection, *_: Any, **__: Any) -> None:
         db.execute("ROLLBACK")  # as SQLite does

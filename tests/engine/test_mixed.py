@@ -334,7 +334,10 @@ DRAWS = {
 
 @pytest.mark.parametrize("statements", DRAWS.values(), ids=DRAWS)
 def test_statement_that_could_draw_random_ids_is_refused(shop: TestNode, statements: list[str]) -> None:
-    """If the highest id is taken, SQLite draws random ids: each node drew others, and their tables differed."""
+    """If the highest id is taken, SQLite draws random ids.
+
+    Each node would draw others, and the tables of the nodes would differ.
+    """
     with pytest.raises(UnsupportedError, match="draw ids at random"):
         shop.prepare("CREATE TABLE big(id INTEGER PRIMARY KEY, x UNIQUE)", *statements)
 

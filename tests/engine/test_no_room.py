@@ -53,7 +53,7 @@ def test_failed_sync_on_a_full_disk_is_not_damage(
 def test_log_of_a_killed_node_that_has_no_room_in_the_database_is_waited_for(
     make_node: MakeNode, tmp_path: Path, limited: Callable[[int], None]
 ) -> None:
-    """The node ended, and each start failed, until the operator had made room."""
+    """Otherwise the node would end, and each start would fail until the operator has made room."""
     node = make_node()
     node.run("CREATE TABLE t(x)")
     node.run("INSERT INTO t VALUES (zeroblob(3000000))")
@@ -143,7 +143,7 @@ async def test_node_with_a_long_log_starts_each_minute_to_copy_it(
 def test_leftover_file_of_another_user_is_named(
     suffix: str, owner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that root had started once left them, and the error named the database, whose permissions were right."""
+    """A node that root started once leaves such files; an error that names the database would mislead."""
     foreign, access, stat = str(tmp_path / f"a.db{suffix}"), os.access, Path.stat
     Path(foreign).touch()
     Path(tmp_path / "a.db").touch()

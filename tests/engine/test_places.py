@@ -18,7 +18,7 @@ def log_of(path: Path) -> Path:
 
 
 def test_sync_notices_that_the_index_of_the_log_was_removed(make_node: MakeNode) -> None:
-    """Programs that opened the file afterwards made an index of their own, and saw no newer commits."""
+    """Programs that open the file afterwards make an index of their own, and would see no newer commits."""
     node = make_node()
     node.run(SCHEMA)
     node.save()
@@ -36,7 +36,7 @@ def test_sync_notices_that_the_index_of_the_log_was_removed(make_node: MakeNode)
 def test_sync_notices_that_the_file_is_not_in_its_place(
     make_node: MakeNode, tmp_path: Path, how: str, is_read: bool
 ) -> None:
-    """The node went on, and after a kill the log of its lost file was applied to the older copy in its place."""
+    """Otherwise, after a kill, SQLite would apply the log of the lost file to the older copy in its place."""
     node = make_node()
     node.run(SCHEMA)
     node.save()
@@ -74,7 +74,7 @@ def test_sync_notices_that_the_file_is_not_in_its_place(
 def test_log_of_a_moved_file_stays_while_a_reader_keeps_it_from_being_copied(
     make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
-    """The log was removed after a part of it was copied, and the moved file was malformed without the rest."""
+    """If the log were removed after a part of it was copied, the moved file would be malformed without the rest."""
     monkeypatch.setattr(wal, "READERS_MS", 10)
     node = make_node()
     node.run(SCHEMA)
@@ -102,7 +102,7 @@ def test_log_of_a_moved_file_stays_while_a_reader_keeps_it_from_being_copied(
 def test_end_of_a_node_takes_the_log_of_a_replaced_file_along_without_a_sync(
     make_node: MakeNode, tmp_path: Path
 ) -> None:
-    """The end of a node without a commit since left the log, which SQLite applied to the file in its place."""
+    """A node that ends without a further commit must not leave the log, or SQLite would apply it to the new file."""
     node = make_node()
     node.run(SCHEMA)
     node.save()

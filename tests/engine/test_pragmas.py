@@ -103,7 +103,7 @@ def test_pragma_is_replicated_only_if_it_sets_a_number_of_the_file(sql: str, is_
     ],
 )
 def test_a_pragma_without_a_semicolon_before_the_next_statement_is_refused(node: TestNode, text: str) -> None:
-    """The next statement was left out, and no error was raised."""
+    """Otherwise the next statement would be left out without an error."""
     sql = f"PRAGMA {text}"
     with pytest.raises(apsw.Error) as plain:
         apsw.Connection(":memory:").execute(f"EXPLAIN {sql}")

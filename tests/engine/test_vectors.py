@@ -305,7 +305,7 @@ print(db.execute(sql).fetchall())
 
 
 def test_exception_of_a_signal_leaves_no_connection_without_its_handlers() -> None:
-    """The program's progress handler ended no statement any more."""
+    """Otherwise the program's progress handler could end no further statement."""
     db = vector_modules.ModuleConnection(":memory:")
     guard = Guard(db)
     db.authorizer, db.is_shielded = None, True

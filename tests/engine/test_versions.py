@@ -55,7 +55,7 @@ def test_a_change_waits_for_its_activation(shop: TestNode) -> None:
 
 
 def test_constraint_failure_at_activation_changes_nothing_but_the_version(shop: TestNode, tmp_path: Path) -> None:
-    """Duplicates that came between the decision and the activation: all of the change fails, the version goes up."""
+    """If duplicates arrive between the decision and the activation, the whole change fails, and the version goes up."""
     entry = decide(shop, "CREATE TABLE other(x)", "CREATE UNIQUE INDEX one_name ON item(name)")
     shop.run("INSERT INTO item VALUES (3, 'a')")
     before = shop.tables()
@@ -156,7 +156,7 @@ def test_a_restore_has_the_schema_of_its_moment(shop: TestNode, tmp_path: Path) 
 
 
 def test_dropping_a_parent_table_treats_children_as_sqlite_does(shop: TestNode, tmp_path: Path) -> None:
-    """A DROP TABLE deletes rows first, with the actions of foreign keys; in a replay as well."""
+    """DROP TABLE first deletes the rows, with the actions of foreign keys, at each node and in a replay."""
     shop.run("CREATE TABLE part(item INTEGER REFERENCES item(id) ON DELETE SET NULL)")
     shop.run("INSERT INTO part VALUES (1), (2)")
     entry = decide(shop, "DROP TABLE item")

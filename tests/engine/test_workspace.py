@@ -219,7 +219,7 @@ def test_statement_in_a_workspace_can_be_stopped_from_the_loop(node: TestNode, w
 def test_interrupt_of_sql_of_the_engine_raises_the_error_of_its_stop(
     node: TestNode, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, action: str, owner: type, method: str
 ) -> None:
-    """An interrupt between the statements of an open transaction was an internal error of the node."""
+    """An interrupt between the statements of an open transaction must not become an internal error of the node."""
     running = OverlayTransaction(workspace, TransactionWork(True, "command", ""), lambda: 1)
     node.save()
     engine = node.engine
@@ -291,7 +291,7 @@ def test_rows_and_texts_of_a_closed_workspace_need_no_garbage_collector(node: Te
 
 
 def test_transaction_with_temporary_objects_that_is_stopped_before_it_opens_raises_that_error(tmp_path: Path) -> None:
-    """Such as the ConflictError of a transaction that was overtaken, after which the client begins it again."""
+    """An overtaken transaction raises its ConflictError, for example, after which the client begins it again."""
     node = TestNode(tmp_path / "a.db")
     node.run("CREATE TABLE t(x)")
     node.save()

@@ -258,7 +258,7 @@ def test_changes_is_0_after_a_broken_constraint(node: Asker) -> None:
 
 
 def test_write_whose_result_json_cannot_express_has_happened(node: Asker) -> None:
-    """The error code of the answer does not claim that the statement was not executed."""
+    """The answer's error code leaves open whether the statement was executed."""
     made, done, found = pipeline(
         node,
         execute("CREATE TABLE IF NOT EXISTS unsaid(x)"),
@@ -331,7 +331,7 @@ def test_only_a_whole_transaction_is_run_at_once() -> None:
 
 
 def test_batches_and_conditions_have_limits() -> None:
-    """A stranger may send no more than a node can answer."""
+    """Limits on steps and on nested conditions bound the work of one request."""
     deep: dict[str, Any] = {"type": "is_autocommit"}
     for _ in range(40):
         deep = {"type": "not", "cond": deep}
@@ -394,7 +394,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("program", javascript.PROGRAMS)
 def test_javascript_clients_work(node: Asker, modules: Path, program: str) -> None:
-    """``@libsql/client``, and libraries on top of it: Drizzle, an ORM, and Kysely."""
+    """The programs use ``@libsql/client``, and two libraries on top of it: Drizzle, an ORM, and Kysely."""
     assert javascript.run(modules, program, f"http://127.0.0.1:{node.port}") == (0, "done\n")
 
 

@@ -97,7 +97,7 @@ def long_read(path: str) -> dict[str, object] | list[str]:
 
 @pytest.mark.parametrize("path", ["/db/query?timeout=60", "/db/execute?timeout=60", "/v2/pipeline"])
 def test_read_whose_caller_has_gone_ends_with_its_transaction(node: Asker, path: str) -> None:
-    """The read ran until its timeout, and its transaction stayed open for ten more seconds."""
+    """Otherwise the read would run until its timeout, and its transaction stay open for ten more seconds."""
 
     def work() -> tuple[int, int]:
         told = node("/status").json

@@ -98,7 +98,7 @@ def test_statement_statistics_sum_up_repeats_result_sizes_and_errors() -> None:
 
 @pytest.mark.cluster
 def test_slow_statements_appear_in_command_and_log_for_permitted_users(tmp_path: Path) -> None:
-    """At one node: requests, an open transaction, a failure, the log as JSON; and a refusal without the right."""
+    """The counts include open transactions and failures; the log is JSON, and callers without the right are refused."""
     cluster = LocalCluster(tmp_path / "one", ("A",), settings={"log": {"json": True, "slow_ms": 100}})
     cluster.write_files()
     cluster.nodes[0].start()

@@ -95,7 +95,7 @@ def test_worked_example_equals_our_encoding() -> None:
 
 @pytest.mark.cluster
 def test_journals_of_real_nodes_are_read_and_make_the_tables(tmp_path: Path) -> None:
-    """Every kind of value, key and change; commands that share a transaction; three leaders."""
+    """The journal has every kind of value, key and change, commands that share a transaction, and three leaders."""
     with local_cluster(tmp_path / "cluster") as cluster:
 
         async def live() -> None:

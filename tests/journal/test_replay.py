@@ -254,7 +254,7 @@ def test_a_change_is_applied_to_exactly_its_row_or_not_at_all(change: Change, wo
 
 @pytest.mark.parametrize("options", ["WITHOUT ROWID", ""])
 def test_rows_are_found_by_the_collation_of_the_primary_key(options: str) -> None:
-    """The column's own collation may take two keys for one: a replay, and so a restore, refused such a table."""
+    """By the column's own collation two keys may be equal, and a replay, and so a restore, would refuse the table."""
     named = "" if options else "rowid, oid, _rowid_, "  # a table without a name for its rowid
     db = database(
         f"CREATE TABLE t({named}id TEXT COLLATE RTRIM, n, PRIMARY KEY(id COLLATE NOCASE)) {options}",

@@ -49,7 +49,7 @@ def test_sessions_share_one_reading_of_a_schema(node: LocalNode, db: Connection,
 def test_schema_is_read_from_one_snapshot_while_it_changes(
     node: LocalNode, db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first transaction of a session failed with a KeyError, or knew tables and indexes of two versions."""
+    """Otherwise a session's first transaction could see tables and indexes of two versions, or raise a KeyError."""
     changes = [f"CREATE INDEX {table}_late ON {table}(b)"]
 
     class ChangedMeanwhile(Tables):

@@ -193,7 +193,7 @@ def test_interrupt_of_a_statement_that_has_just_ended_does_nothing(db: Connectio
 
 
 def test_closing_by_url_ends_a_transaction_that_runs_a_statement(db: Connection, alone: LocalCluster) -> None:
-    """The transaction and its row locks stayed until the statement had ended."""
+    """Otherwise the transaction and its row locks would stay until the statement has ended."""
     own = dbapi.connect(alone.url(), isolation_level=None, check_same_thread=False)
     own.execute("BEGIN")
     timer = threading.Timer(0.5, own.close)

@@ -59,7 +59,7 @@ def own_locks() -> list[str]:
 
 
 def test_thousand_connections_leave_no_descriptor_lock_or_file(node: LocalNode, alone: LocalCluster) -> None:
-    """Each connection has read, and every tenth has an open transaction."""
+    """Every connection has read, and every tenth has an open transaction."""
     with bedrockish.connect(alone.url()) as db:
         db.execute("CREATE TABLE opened(id INTEGER PRIMARY KEY, b)")
         db.execute("INSERT INTO opened VALUES (1, 0)")
@@ -81,7 +81,7 @@ def test_thousand_connections_leave_no_descriptor_lock_or_file(node: LocalNode, 
 
 
 def test_program_in_another_container_uses_the_file(node: LocalNode) -> None:
-    """The number of the node's process means another process there, or none."""
+    """In another container, the node's process id belongs to another process, or to none."""
     alone = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not make a namespace of processes")

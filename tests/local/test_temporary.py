@@ -311,9 +311,10 @@ def limited_files(process: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("way", ["path", "URL"])
 def test_temporary_file_without_room_ends_the_temporary_objects(tmp_path: Path, way: str) -> None:
-    """The session stayed blocked in the program; at the node the statement was an internal error.
+    """SQLite may lose pages of the TEMP tables in such a write, and later reports a malformed database.
 
-    SQLite may lose pages of the TEMP tables in such a write, and later calls the database malformed.
+    So the session loses its TEMP objects, in the program and at the node; it is not blocked, and the error is not
+    internal.
     """
     fill = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 30000) SELECT zeroblob(500) FROM s"
     with local_cluster(tmp_path / "one", ("A",)) as cluster:  # a new node, whose own files are short

@@ -638,7 +638,7 @@ def test_transaction_by_path_begins_without_a_token(node: LocalNode) -> None:
 
 
 def test_first_row_without_an_id_reads_only_its_own_keys(node: LocalNode, db: Connection, table: str) -> None:
-    """The run before ids were leased counted as a read of the table, so that new sessions lost to any writer."""
+    """If the run before the lease of ids counted as a read of the table, new sessions would lose to any writer."""
     upsert = f"INSERT INTO {table}n(name, n) VALUES (?, 1) ON CONFLICT(name) DO UPDATE SET n = n + 1"
     db.execute(f"CREATE TABLE {table}n(id INTEGER PRIMARY KEY, name TEXT UNIQUE, n INTEGER)")
     db.execute(f"INSERT INTO {table}n(name, n) VALUES ('other', 1)")

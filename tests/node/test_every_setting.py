@@ -97,7 +97,7 @@ async def test_every_key_reaches_the_running_node(way: str, tmp_path: Path, monk
 
 
 async def test_node_serves_with_the_greatest_limits(tmp_path: Path) -> None:
-    """The longest value that SQLite was told to allow overflowed, and the start of the node ended as a bug."""
+    """SQLite's limit on the length of a value must not overflow, or the node's start would end as a bug."""
     limits = {key: str(NUMBER_MAX - 1) for key, section in keys().items() if section == "limits"}
     (port,) = free_ports(1)
     top = {**MINIMAL, "listen": f"127.0.0.1:{port}", "database": str(tmp_path / "q.db")}

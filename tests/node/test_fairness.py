@@ -56,7 +56,7 @@ async def test_single_request_does_not_wait_for_a_busy_client(tmp_path: Path, mo
 async def test_read_whose_client_goes_before_its_turn_is_not_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killed program's reads that were still queued went to the workers; a write goes on."""
+    """Queued reads of a killed program must not go to the workers; a write goes on."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     answered: dict[str, Answer | BedrockishError] = {}
     async with trio.open_nursery() as nursery:

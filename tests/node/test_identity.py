@@ -184,7 +184,7 @@ def test_a_file_of_a_newer_release_is_not_opened(tmp_path: Path) -> None:
 
 
 async def test_new_node_stops_serving_if_another_cluster_has_it_as_a_member(tmp_path: Path) -> None:
-    """After its disk was not mounted, the first node of a cluster founded another one, and took writes."""
+    """If its disk is not mounted, the first node of a cluster founds another cluster, which must not take writes."""
     alone = Membership(0, {"A": Member("A", "127.0.0.1:1")}, "ours", LEVEL)
     engine = Engine.open(tmp_path / "a.db", founding=Founding("A", alone, "store"))
     runtime = Runtime(engine, config("A", A=1))

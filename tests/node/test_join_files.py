@@ -62,7 +62,7 @@ class Admitting:
 async def test_serve_founds_no_cluster_after_an_interrupted_join(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that lost power during the join, and started the node, had a cluster of its own that took writes."""
+    """A machine that loses power during the join, and then starts the node, would have a cluster that takes writes."""
     path = tmp_path / "D.sqlite"
     text = f'node = "D"\ndatabase = "{path}"\nlisten = "127.0.0.1:7"\n'
     config = build(text=text, file="D.toml", environment={}, flags={})

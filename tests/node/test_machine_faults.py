@@ -79,7 +79,7 @@ def test_limit_of_the_machine_is_reported_as_a_limit(
     ],
 )
 def test_failure_after_a_possible_commit_leaves_the_outcome_unknown(error: Exception) -> None:
-    """The answer to an HTTP POST said that the request did not happen, although its commit was durable."""
+    """The answer to an HTTP POST must not say that a request did not happen whose commit is durable."""
     told = Faults(Counter(), lambda _: None).caught("POST /db/execute", error, is_late=True)
     assert isinstance(told, OutcomeUnknownError)
     assert "did not happen" not in told.message

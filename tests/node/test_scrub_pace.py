@@ -14,7 +14,7 @@ from tests.node.test_durability import open_runtime
 
 
 async def test_scrub_pauses_in_proportion_to_rows_and_to_time(autojump_clock: MockClock) -> None:
-    """2,000 empty tables kept each node busy with half a processor: only rows were counted."""
+    """If only rows counted, 2,000 empty tables would keep half a processor of each node busy."""
     pace = Pace(500)
     began = trio.current_time()
     await pace.rest(250)
@@ -34,7 +34,7 @@ async def test_node_without_others_logs_no_failed_comparison(
     nodes: str,
     lines: int,
 ) -> None:
-    """A single node logged one every ten seconds."""
+    """Otherwise a single node would log one every ten seconds."""
     caplog.set_level(logging.INFO)
     runtime, _, engine = open_runtime(tmp_path, nodes, monkeypatch)
     scrubber = Scrubber(runtime.core, engine, runtime.config, ClientCredentials, lambda _db: None, runtime.stop)

@@ -158,7 +158,7 @@ def test_audit_prints_its_report_and_nothing_else(tmp_path: Path, engine: str) -
 
 
 def test_interrupted_duckdb_query_raises_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """DuckDB raises a RuntimeError for Ctrl-C in a query, which looked like a bug."""
+    """DuckDB raises a RuntimeError for Ctrl-C in a query, which a user would take for a bug."""
 
     def interrupted(*_: object) -> None:
         raise RuntimeError("Query interrupted")

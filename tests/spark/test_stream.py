@@ -161,7 +161,10 @@ def test_stream_continues_in_no_other_cluster_and_at_no_other_node(tmp_path: Pat
 
 
 def test_file_that_is_replaced_under_a_running_stream_or_read_is_an_error(tmp_path: Path) -> None:
-    """The next commits of a file of another cluster were read as those of the first, and skipped up to the offset."""
+    """Otherwise commits of another cluster's file would count as those of the first:
+
+    skipped up to the offset, then read.
+    """
     world = honest(60)
     path, b, _ = world.write(tmp_path / "one")
     other = _of_another_cluster(world.write(tmp_path / "other")[0])
@@ -183,7 +186,7 @@ def test_file_that_is_replaced_under_a_running_stream_or_read_is_an_error(tmp_pa
 
 
 def test_read_of_a_journal_that_was_cut_after_the_plan_is_an_error(tmp_path: Path) -> None:
-    """The rows after the cut were missing without an error."""
+    """Otherwise the rows after the cut would be missing without an error."""
     path = honest(60).write(tmp_path)[0]
     options = ReadOptions.parse({"path": str(path), "columns": COLUMNS})
     (part,) = parts(options, table_of(options))

@@ -278,7 +278,7 @@ def test_for_update_makes_two_transactions_that_select_one_row_conflict(engine: 
 
 
 def test_for_update_changes_no_value(engine: Engine) -> None:
-    """A column with ``onupdate`` got a new value from a SELECT, and a column's key was taken for its name."""
+    """A SELECT must give a column with ``onupdate`` no new value; a column's name may differ from its key."""
     metadata = MetaData()
     job = Table(
         "job",
@@ -312,7 +312,7 @@ def test_for_update_of_an_alias_makes_transactions_conflict(engine: Engine) -> N
 
 
 def test_for_update_with_a_limit_and_joined_eager_loading_makes_transactions_conflict(engine: Engine) -> None:
-    """The ORM selects from a subquery, in which no table was found."""
+    """The ORM selects from a subquery, in which the dialect has to find the table."""
 
     class Base(DeclarativeBase):
         pass

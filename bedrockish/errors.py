@@ -50,7 +50,7 @@ class ConfigError(UsageError):
 
 
 class CommandIdError(UsageError):
-    """Raised when the id of a command is another user's, another request's, or was settled before it happened.
+    """Raised when a command's id belongs to another user or another request, or was settled before it happened.
 
     The request did not happen, and never will under this id: send it under a new one. ``details["command"]`` is the id;
     ``details["reason"]`` is ``user``, ``open`` (another user's open transaction), ``request`` or ``settled``.

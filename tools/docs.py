@@ -177,7 +177,7 @@ def filled(page: str, parts: Mapping[str, Callable[[], list[str]]]) -> str:
 
 
 def troubles_page() -> str:
-    """Return docs/troubles.md: the table of troubles, for people."""
+    """Return docs/troubles.md: the table of troubles."""
     lines = [
         "# Troubles",
         "",

@@ -34,7 +34,7 @@ def run_seed(options: Options, *, verbose: bool = False, twice: bool = False) ->
         again = World(options)
         again.run()
         if again.digest.digest() != world.digest.digest():
-            broken = LawBrokenError("a seed is one story", "two runs of it differ")
+            broken = LawBrokenError("a seed is one story", "two runs of this seed differ")
     return broken, world
 
 

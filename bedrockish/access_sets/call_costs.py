@@ -103,7 +103,7 @@ class Lengths:
     constants: tuple[int, ...] | None = None
     patterns: int = 0  # number of calls of LIKE and GLOB; negative if a pattern depends on a row
     has_calls: bool = True  # whether the statement may call a function
-    searches: Searches | None = None  # the texts for which the statement searches with FTS5; None without a search
+    searches: Searches | None = None  # the texts for which the statement searches with FTS5; None if it does not
 
 
 OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)

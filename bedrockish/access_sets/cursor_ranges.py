@@ -571,7 +571,7 @@ class _Reader:
         return count
 
     def _stop(self, op: Op, found: Table | Index) -> tuple[list[int], str, int] | None:
-        """Return the check that ends the loop begun by ``op``: its registers, opcode and address; None without one."""
+        """Return the check that ends the loop begun by ``op``: its registers, opcode and address; else None."""
         program = self._program
         first = op.address + 1
         while first < len(program) and (

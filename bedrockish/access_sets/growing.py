@@ -48,7 +48,7 @@ class Growing:
         self.add_keys(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
     def resolve(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
-        """Resolve the reads of a statement about to run; return None without reads. ``query`` sees the same data."""
+        """Resolve the reads of a statement about to run; None if it reads nothing. ``query`` sees the same data."""
         plan = self._analysis.plan(piece)
         return None if plan.reads_nothing else plan.resolve(params, query)
 
@@ -158,7 +158,7 @@ class Growing:
         return access_set(self._probes | self._writes, self._probe_ranges | self._write_ranges, set(), set())
 
     def conflicts_with(self, writer: AccessSet, *, reads: bool | None = None) -> bytes | None:
-        """Return a key that another transaction writes and this transaction depends on; None without a conflict.
+        """Return a key that another transaction writes and this transaction depends on; None if no key conflicts.
 
         Args:
             reads: whether the reads of this transaction count; by default, if it is serializable.
@@ -179,7 +179,7 @@ class Growing:
         return written_in(writer, AccessSet(frozenset(points), tuple(mine)))
 
     def overwrites(self, reader: AccessSet) -> bytes | None:
-        """Return a key that another transaction has read or looked up and this one writes; None without a conflict."""
+        """Return a key that another transaction has read or looked up and this one writes; else None."""
         if not self._writes.isdisjoint(reader.read_points):
             return min(self._writes & reader.read_points)
         if not (self._write_ranges or (self._writes and reader.read_ranges)):

@@ -27,7 +27,7 @@ def connection_query(db: apsw.Connection) -> Query:
 
 
 def rowid_name(table: Table) -> str | None:
-    """Return a name for the rowid of a table; None without rowids, or if columns hide all its names."""
+    """Return a name for the rowid of a table; None if the table has none, or columns hide all its names."""
     if table.key is not None:
         return None
     if table.rowid_column is not None:

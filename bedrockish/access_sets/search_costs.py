@@ -33,7 +33,7 @@ class Searches:
 
 
 def searches(programs: Sequence[Sequence[Op]]) -> Searches | None:
-    """Return the texts for which a statement searches with FTS5; None without a search."""
+    """Return the texts for which a statement searches with FTS5; None if it does not search."""
     params, constants, replaces, is_known, found = set[int](), 0, False, True, False
     for program in programs:
         filters = [op for op in program if op.name == "VFilter" and _MATCH in (op.p4 or "")]

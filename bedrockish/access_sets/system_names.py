@@ -56,7 +56,7 @@ def hidden_name(sql: str) -> str:
 
 
 def references(definitions: Definitions, parents: Mapping[str, Iterable[str]]) -> tuple[str, str, str] | None:
-    """Return an object of a schema that refers to a table of bedrockish itself, as (kind, name, how); None without one.
+    """Return an object of a schema that refers to a table of bedrockish itself, as (kind, name, how); else None.
 
     SQLite reports foreign keys: ``parents`` has the tables to which each table refers. SQLite resolves the names in
     views and triggers only on use, so their text is searched for any name, in any quotes. CHECKs, generated columns and

@@ -118,14 +118,15 @@ class Target:
     choice: str = FIRST  # the node to ask: the ``first`` of the list that answers, the ``nearest``, or a ``random`` one
     # Also ask members of the cluster that are not in the URL; the default if the URL names several nodes.
     discover: bool = False
-    user: str | None = None  # name of the user; None without a user
+    user: str | None = None  # name of the user; None if the URL names no user
     password: str | None = field(default=None, repr=False)  # the user's password, or a token
     # File with the certificates of the authorities that sign the nodes' certificates, or ``system``; None for no TLS.
     ca: str | None = None
     cert: str | None = None  # file with the client's certificate
     key: str | None = None  # file with the private key of the client's certificate
     password_file: str | None = None  # path of a file with the password or token
-    # Path of the file of a node on this machine, for reads and transactions in the program; None without one.
+    # Path of the file of a node on this machine, for reads and transactions in the program; None if the URL names no
+    # file.
     local: str | None = None
 
     def __str__(self) -> str:

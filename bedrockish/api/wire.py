@@ -311,7 +311,7 @@ def _decode_change(packed: Mapping[str, Any], user: str) -> Request:
         raise UsageError("a change of the members should be a map")
     words = {name: given.get(name, "") for name in CHANGE_WORDS}
     if not all(isinstance(word, str) for word in words.values()) or type(given.get("force", False)) is not bool:
-        raise UsageError("a change of the members should be texts and a truth value")
+        raise UsageError("a change of the members should consist of texts, and of 'force', which is true or false")
     if words["address"]:
         words["address"] = str(parse_address(words["address"], where=f"the address of {words['node']}"))
     level = given.get("level")

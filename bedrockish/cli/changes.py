@@ -1,4 +1,4 @@
-"""``bedrockish changes``: print the change feed, as lines for people or as JSON for programs."""
+"""``bedrockish changes``: print the change feed, as lines to read or as JSON for programs."""
 
 import json
 

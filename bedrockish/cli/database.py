@@ -67,7 +67,7 @@ def run_import(url: str | None, file: Path, *, add: bool, again: bool) -> Databa
 
 
 def describe(loaded: DatabaseLoad) -> list[str]:
-    """Return lines for people about the imported tables and rows."""
+    """Return the lines to print about the imported tables and rows."""
     lines = [f"{visible(name)}: {count} rows" for name, count in loaded.rows.items()]
     if loaded.before:
         lines.append(f"an earlier run had brought {loaded.before} of the transactions; they were not repeated")

@@ -29,7 +29,7 @@ class ClientCredentials:
     """The credentials of a client."""
 
     ssl_context: ssl.SSLContext | None = None  # the TLS context; None for plain TCP
-    user: str | None = None  # the user's name; None without a user
+    user: str | None = None  # the user's name; None if the client has no user
     # The user's password, or a token; None if it is in ``password_file``.
     password: str | None = field(default=None, repr=False)
     # Path of the file with the password or token. It is read for each link, so it may change while a program runs.

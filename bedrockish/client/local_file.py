@@ -41,7 +41,7 @@ def located(target: Target) -> Target:
 
 
 def local_steps(session: "Calls", reads: "LocalReads | None") -> "LocalSteps | None":
-    """Return the object that runs a session's open transactions in this process; None without a file."""
+    """Return the object that runs a session's open transactions in this process; None if no file is open."""
     if reads is None:
         return None
     from bedrockish.client.local_steps import LocalSteps
@@ -52,7 +52,7 @@ def local_steps(session: "Calls", reads: "LocalReads | None") -> "LocalSteps | N
 
 
 def open_local(target: Target) -> "LocalReads | None":
-    """Return the open reader of a target's file in this process; None without a file.
+    """Return the open reader of a target's file in this process; None if the target names no file.
 
     Raises:
         UnavailableError: no node serves the file, and the target names no other nodes.

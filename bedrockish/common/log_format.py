@@ -84,7 +84,7 @@ class _WithoutTrace(LineLimit):
 
 
 class _Lines(logging.Formatter):
-    """Formats a line for people; a newline in a text does not begin another line."""
+    """Formats a line as text; a newline in a text does not begin another line."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"

@@ -60,7 +60,7 @@ class EntryApplier:
         return changes
 
     def encode(self, changes: list[Change]) -> bytes:
-        """Encode the changes of a transaction; keep the changes of a short encoding, so that it need not be decoded."""
+        """Encode the changes of a transaction; if the encoding is short, keep its changes, to save a later decoding."""
         data = encode_changes(changes)
         self._keep(data, changes)
         return data

@@ -125,7 +125,7 @@ class Handlers:
         raise StatusError(404, f"there is nothing at {request.path}; docs/http.md lists the paths")
 
     async def routes(self, _request: HttpRequest) -> HttpReply:
-        """Name the paths, for people who open the address in a browser."""
+        """List the paths, for a user who opens the address in a browser."""
         paths = sorted({f"{method} {path}" for method, path, _ in OPERATIONS if path != "/"})
         return json_reply({"bedrockish": __version__, "paths": paths})
 

@@ -42,7 +42,7 @@ class HttpRequest:
         query: the part of the target behind the question mark, unchanged.
         user: the caller's user; empty at a node without logins.
         memory: the memory that the node holds for this request.
-        stay: raises AuthenticationError when the caller's token has expired; None without a token.
+        stay: raises AuthenticationError when the caller's token has expired; None if the caller has no token.
         came_bytes: how many bytes of the body have arrived.
         is_whole: whether the whole body has arrived.
         is_old: whether the caller speaks HTTP/1.0, which has no chunks.

@@ -35,7 +35,7 @@ class ServerCertificate:
         self._current: tuple[int, ssl.SSLContext | None] = (0, None)
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context to listen with; None without TLS.
+        """Return the context to listen with; None if TLS is off.
 
         Raises:
             OSError: a file cannot be read.

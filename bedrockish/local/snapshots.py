@@ -47,7 +47,7 @@ class ReadConnection:
     def __init__(self, db: apsw.Connection, facts: PublishedFacts, late: Callable[[], bool]) -> None:
         self.db, self.facts = db, facts
         self.execute = db.cursor().execute
-        self.moment: FileMoment | None = None  # the moment of the held snapshot; None without a snapshot
+        self.moment: FileMoment | None = None  # the moment of the held snapshot; None if no snapshot is held
         self._guard = Guard(db)
         self._texts: dict[str, Compiled | None] = {}
         self._limited: dict[str, Compiled | None] = {}  # statements compiled for users who may not see secrets
@@ -312,7 +312,7 @@ class FileSnapshots:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def newest(self, token: Token, level: str, wait_s: float = DURABLE_S) -> ReadConnection | None:
-        """Return a connection whose snapshot is durable and new enough for the session; None without such a snapshot.
+        """Return a connection whose snapshot is durable and new enough for the session; None if there is none.
 
         Args:
             wait_s: how long to wait until a snapshot is durable, if no older one is held.

@@ -134,7 +134,7 @@ async def wait_in_the_open(
     config: Config,
     credentials: Credentials,  # the node's credentials, for links and HTTP
     room: WriteCheck,  # knows why the node waits
-    serve_http: Callable[..., Any] | None,  # answers HTTP with the reason, until cancelled; None without HTTP
+    serve_http: Callable[..., Any] | None,  # answers HTTP with the reason, until cancelled; None if HTTP is off
 ) -> None:
     """Answer with the reason until the node's file can be written."""
     node = WaitingNode(config, room)

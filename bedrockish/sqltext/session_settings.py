@@ -57,7 +57,7 @@ def with_settings(sql: str, settings: Settings) -> str:
 
 @remembered
 def first_setting(sql: str) -> tuple[str, bool | None, int] | None:
-    """Return the setting with which a text begins: its name, new value (None for a query) and end; None without one.
+    """Return the setting with which a text begins: its name, new value (None for a query) and end; else None.
 
     >>> first_setting("PRAGMA recursive_triggers = ON"), first_setting("SELECT 1")
     (('recursive_triggers', True, 30), None)

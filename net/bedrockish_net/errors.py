@@ -61,7 +61,7 @@ class LinkClosedError(NetError):
 
     Attributes:
         code: the stable word of the reason.
-        reason: the reason for people.
+        reason: the reason, in words.
     """
 
     def __init__(self, code: str, reason: str) -> None:
@@ -84,7 +84,7 @@ class RefusedError(NetError):
 
     Attributes:
         code: the stable word of the reason.
-        message: the reason of the refusing end, for people.
+        message: the reason of the refusing end, in words.
         info: further information of the refusing end, for programs.
     """
 

@@ -1,4 +1,4 @@
-"""Real nodes that talk to each other only through proxies of ours."""
+"""Real nodes that talk to each other only through our proxies."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -64,7 +64,7 @@ class Operation:
     end: float  # the time of the answer; for an unknown outcome, the time at which the client stopped waiting
     outcome: str  # ``ok``, ``fail`` or ``unknown``
     steps: tuple[Step, ...]  # its reads and writes, in order
-    note: str = ""  # facts for people: the node, the error, the command id
+    note: str = ""  # facts for the reader: the node, the error, the command id
 
     def __str__(self) -> str:
         steps = "; ".join(str(step) for step in self.steps)

@@ -27,7 +27,7 @@ class Check:
 
     promise: str  # the promise, in words
     kept: bool  # whether it holds
-    found: str  # the finding, for people
+    found: str  # the finding, in words
     node: str = ""  # the node, if the check was for one node
 
 

@@ -13,7 +13,7 @@ ENDED = 137  # the status of a process that was ended
 
 
 def build(folder: Path) -> Path | None:
-    """Compile the library, and return its path; None without a C compiler."""
+    """Compile the library, and return its path; None if the machine has no C compiler."""
     if (compiler := shutil.which("cc")) is None:
         return None
     subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "ends.so", SOURCE, "-lpthread"], check=True)

@@ -45,7 +45,7 @@ class Cell:
 
 
 def measure_ours(directory: Path, cells: list[Cell], seconds: float) -> list[Measured]:
-    """Run all cells on three nodes of ours."""
+    """Run all cells on three of our nodes."""
     works, clients = dict.fromkeys(cell.work for cell in cells), list(dict.fromkeys(cell.clients for cell in cells))
     with local_cluster(directory / "ours", http="http" in works) as cluster:
         own = [work for work in works if work != "http"]

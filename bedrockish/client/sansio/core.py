@@ -263,7 +263,7 @@ class ClientCore:
         return link.address if link is not None and link.is_open else None
 
     def has_only_read(self, command: str) -> bool:
-        """Return whether a command was answered lately and only read, so that no journal entry can settle it."""
+        """Return whether a command was answered recently and only read, so that no journal entry can settle it."""
         return command in self._only_read
 
     def close(self) -> list[Effect]:

@@ -27,7 +27,7 @@ TURNS_MAX = 8  # up to this many rejections, a request runs again at its turn; a
 
 @dataclass(slots=True)
 class Attempt:
-    """One transaction of ours in flight.
+    """One of this node's transactions in flight.
 
     ``promised``: a voter has promised the transaction to a recovery. ``counting``: approvals are still counted; False
     once we have given the transaction up, or promised it to a recovery. ``rest``: the voters that are sent its BEGIN
@@ -85,8 +85,8 @@ class Attempt:
     def is_lost(self, state: State, *, patient: bool) -> bool:
         """Return whether a quorum of approvals cannot be reached any more.
 
-        After one reject, each voter that is out of reach counts as if it had rejected, and without ``patient`` each
-        silent voter, too. Otherwise one reject and one dead voter would block the transaction and its keys for ever.
+        After one reject, each voter out of reach counts as a reject; unless ``patient``, so does each silent voter.
+        Otherwise one reject and one dead voter would block the transaction and its keys for ever.
         """
         # Before the first reject, silent voters may only be slow, and a rollback is work for each voter that approved.
         if not self.rejects:
@@ -364,7 +364,7 @@ class Attempts:
         return txid in self.rollbacks or (attempt is not None and attempt.counting)
 
     def is_promised(self, txid: Txid) -> bool:
-        """Return whether a voter has promised a transaction of ours to a recovery that has not asked this node."""
+        """Return whether a voter has promised our transaction to a recovery that has not asked this node."""
         attempt = self.open.get(txid)
         return attempt is not None and attempt.promised
 

@@ -72,7 +72,7 @@ class Question:
 
 
 Verdict = bool | Awaited  # whether a read is valid, or the transactions that have to end before it is executed again
-Verdicts = list[tuple[int, Verdict]]  # each with the number of its read's request
+Verdicts = list[tuple[int, Verdict]]  # pairs of the number of a read's request and its verdict
 
 
 class Reading:

@@ -145,13 +145,14 @@ class InFlight:
     refused: BedrockishError | None = None
     answer: Answer | None = None  # the answer to send when its schema change is in force
     ahead: Prepared | None = None  # its execution, while the pieces are under way to a quorum
-    # Its last execution, if it is large; begun again as long as a new execution would have the same result.
+    # Its last execution, if that is large: the next attempt uses it again if a new execution would have the same
+    # result.
     kept: Prepared | None = None
     contested: bool = False  # whether it has waited for other transactions, or was rejected because of one
     writes: bool = False  # whether an execution of it has written, or the driver knows that it writes
     alters: bool = False  # whether its last execution changed the schema
     hasty: int = 0  # how often its schema change would have come into force too soon for a voter
-    # Whether it was only batched with the requests whose transaction it shares, and so need not wait for them.
+    # Whether it shares a transaction only because it arrived in the same batch, and so need not wait for the others.
     is_free: bool = False
     was_divided: bool = False  # whether the group of requests with which it was batched has met a conflict
     # While the request pauses for its turn: seconds at which the pause began, and the leaders whose turns come first.
@@ -281,8 +282,8 @@ def schema_failed(failure: str) -> BedrockishError:
     """Return the error for a committed schema change that failed on the data when it was to come into force."""
     if failure.startswith(OVERTAKEN):
         return ConflictError(
-            f"rows that the schema change depends on were changed before it came into force: {failure}; it did not "
-            "happen, on any node: run it again",
+            f"rows that the schema change depends on were changed before it came into force: {failure}; the change "
+            "did not happen on any node: run it again",
             table="schema",
             decided=True,
         )

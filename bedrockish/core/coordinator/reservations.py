@@ -1,4 +1,4 @@
-"""Reservations: other requests wait for a moment, so that a statement over much of a busy table can commit.
+"""Reservations: other requests wait for a moment, so that a statement over a large part of a busy table can commit.
 
 Such a statement conflicts with every commit on that table between its snapshot and its own decision. While clients
 write rows of the table all the time, at any node, it would be executed again for ever. So after some failed executions
@@ -38,7 +38,7 @@ from bedrockish_journal.model.access_set import (
 )
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Txid
 
-ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # a request makes a reservation after these executions, and seconds since its arrival
+ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # a request makes a reservation after this many executions and this many seconds
 WIDE = 64  # keys: a request for fewer keys and for no range never makes a reservation
 CHANGE_MS = 1_000  # shortest reservation of a change of the members: its node may not know how long commits take
 TIMES = 2.5  # the duration of a reservation, as a multiple of the time of the request's last failed execution

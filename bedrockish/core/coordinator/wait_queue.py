@@ -30,10 +30,10 @@ class Turns:
     """Turns of the leaders that want the same keys: the rivals of one node, and the keys on which it is their turn.
 
     At the end of a transaction for which several leaders wait, all would begin at once, each would approve its own
-    transaction and reject the others, and none would commit. So they take turns. Of the leaders that conflicted lately,
-    the one whose name follows that of the last leader begins at once. Each other leader begins some commits' time after
-    the leader before it, and so finds the BEGIN of that leader and waits for its end. Turns only affect timing: the
-    votes on a transaction do not depend on them.
+    transaction and reject the others, and none would commit. So they take turns. Of the leaders that conflicted
+    recently, the one whose name follows that of the last leader begins at once. Each other leader begins some commits'
+    time after the leader before it, and so finds the BEGIN of that leader and waits for its end. Turns only affect
+    timing: the votes on a transaction do not depend on them.
     """
 
     def __init__(self, state: State) -> None:
@@ -118,7 +118,7 @@ class Turns:
         return (ring.index(self._state.me) - sum(base.values())) % len(ring)
 
     def _recent_rivals(self) -> list[str]:
-        """Return the reachable rivals with which transactions of ours conflicted lately."""
+        """Return the reachable rivals with which our transactions conflicted recently."""
         # Measured in commit times and not in seconds, so that a fast cluster forgets rivals fast.
         since = self._state.clock.now.seconds - MEMORY * self._state.commit_s
         return [rival for rival, at in self._rivals.items() if at >= since and self._is_up(rival)]

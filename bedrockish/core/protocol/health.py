@@ -49,7 +49,7 @@ class Alarm:
     """A fault of a node."""
 
     mode: Mode  # the mode of the node while the alarm is raised
-    reason: str  # for people: the fault and the remedy
+    reason: str  # the fault and the remedy, in words
     details: Mapping[str, str | int]  # plain facts for programs, such as ``table`` and ``key``
 
 
@@ -81,7 +81,7 @@ class Health:
         """Derive the mode, and the other attributes, from the alarms."""
         # The name of the worst alarm; of several with the same mode, the first in ``alarms``.
         self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
-        self.worst: Alarm | None = self.alarms.get(self.name)  # determines the mode; None without an alarm
+        self.worst: Alarm | None = self.alarms.get(self.name)  # determines the mode; None if no alarm is raised
         self.mode: Mode = Mode.SERVING if self.worst is None else self.worst.mode
         self.reason: str = "" if self.worst is None else self.worst.reason
         self.reads: bool = self.mode <= Mode.READ_ONLY  # whether its tables may answer reads

@@ -30,7 +30,7 @@ PATIENCE_MAX = 32  # patience grows up to this, so that slow nodes can still fin
 
 @dataclass(slots=True)
 class RecoveryRound:
-    """One attempt of ours to finish a transaction of another leader."""
+    """One attempt of this node to finish a transaction of another leader."""
 
     transaction: Transaction  # the transaction to finish
     ballot: int  # a ballot that belongs to this node alone

@@ -23,7 +23,7 @@ from bedrockish_journal.model.vector import Vector, canonical, covers
 
 IDLE_CUT_S = 1.0  # seconds between two moves of the cut when nothing waits for it
 HURRY_S = 0.05  # seconds between two calls of ``advance`` while a few transactions or votes wait (HURRY_MAX)
-NEVER = Txid(1 << 64, "")  # a name with a clock above every clock
+NEVER = Txid(1 << 64, "")  # a txid above every other
 RELEASED = (1 << 63) - 1  # the clock of a hold that was released
 HURRY_MAX = 64  # with more waiting votes and transactions than this, the node does not hurry
 
@@ -37,7 +37,7 @@ class SafeTime:
         self._cut_at = -IDLE_CUT_S  # seconds at which the cut last moved
         self._moved_at = -HURRY_S  # seconds at which ``advance`` last computed the three times
         self._told: tuple[int, int] = (0, 0)  # closed and cut in our last gossip to all
-        self._aged: deque[tuple[float, int]] = deque()  # (seconds, safe time then), oldest first
+        self._aged: deque[tuple[float, int]] = deque()  # pairs of seconds and the safe time then, oldest first
         self._due: Txid | None = None  # the schema change for whose activation time is closed early
 
     def on_gossip(self, peer: str, message: Gossip) -> None:

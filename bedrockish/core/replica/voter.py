@@ -37,7 +37,7 @@ class Voter:
         """Answer a BEGIN, now or when its base is covered.
 
         Raises:
-            EntryMalformedError: its body cannot be decoded; a leader that cannot encode gets no approval.
+            EntryMalformedError: the BEGIN's body cannot be decoded, so its leader gets no approval.
         """
         transaction = self.state.read_body(message.body)
         # Drop a BEGIN in another leader's name: that leader would not count the vote, and the rollbacks in the BEGIN
@@ -114,8 +114,8 @@ class Voter:
         found = found or prepare_commit(
             transaction.access_set, transaction.base, state.commit_window, state.votes.pending, txid
         )
-        # V10: it conflicts with no transaction of ours whose rollback this node learned at or after the BEGIN's clock:
-        # other voters may still hold that transaction.
+        # V10: it conflicts with none of our transactions whose rollback this node learned at or after the BEGIN's
+        # clock: other voters may still hold that transaction.
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
             state.contests.meet(found.key, state.clock.now.seconds)

@@ -140,7 +140,7 @@ class Clock:
         return middle
 
     def hear_walls(self, ahead: Iterable[int | None]) -> None:
-        """Record how far the other voters' walls are ahead of our monotonic clock; None: not reported."""
+        """Record how far the other voters' walls are ahead of our monotonic clock; None if not reported."""
         self.walls = sorted(one for one in ahead if one is not None)
 
     def follow_wall(self, *, follows: bool) -> None:

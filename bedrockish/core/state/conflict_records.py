@@ -1,4 +1,4 @@
-"""Counts of conflicts by table and index, and the leaders that competed lately.
+"""Counts of conflicts by table and index, and the leaders that competed recently.
 
 A conflict at a ``key`` is a true conflict: two transactions use the same row. A conflict in a ``range`` may be one. A
 conflict in the ``whole`` table or index means that a statement reads more than it needs: ``bedrockish explain`` names
@@ -60,10 +60,10 @@ def other_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class Contests:
-    """The leaders that competed lately.
+    """The leaders that competed recently.
 
     For each table or index, and each other leader, this has the seconds of the last conflict with one of our
-    transactions. It also has the keys at which transactions of any two leaders have conflicted lately.
+    transactions. It also has the keys at which transactions of any two leaders have conflicted recently.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Contests:
             del self._met[next(iter(self._met))]
 
     def is_contended(self, access_set: AccessSet, seconds: float) -> bool:
-        """Return whether two leaders conflicted lately on a key of an access set; for a set with ranges, on any key."""
+        """Return whether two leaders conflicted recently on a key of an access set; for ranges, on any key."""
         met = self._met
         while met and seconds - met[next(iter(met))] >= MEMORY_S:
             del met[next(iter(met))]
@@ -94,7 +94,7 @@ class Contests:
         self._last.setdefault(name, {})[leader] = seconds
 
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
-        """Return the leaders with which our transactions have lately conflicted at these tables and indexes."""
+        """Return the leaders with which our transactions recently conflicted at these tables and indexes."""
         last = (pair for name in names for pair in self._last.get(name, {}).items())
         # A rival that has stopped must not slow us down; a rival that only pauses soon conflicts again.
         return {leader for leader, at in last if seconds - at < MEMORY_S}

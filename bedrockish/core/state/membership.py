@@ -26,7 +26,7 @@ BEHIND_MAX = 1_000  # most commits that a learner may still lack when it becomes
 class MembershipFacts:
     """The facts about the members that are known at the node that makes a change."""
 
-    alive: AbstractSet[str] = frozenset()  # the members heard of lately, and the node itself
+    alive: AbstractSet[str] = frozenset()  # the members heard of recently, and the node itself
     behind: Mapping[str, int] = field(default_factory=dict)  # how many commits each member lacks, as far as is known
     timelines: AbstractSet[str] = frozenset()  # every node that ever led a commit, also former members
     stores: Mapping[str, str] = field(default_factory=dict)  # ids of the members' files, as far as they are known

@@ -105,8 +105,8 @@ class Timer(StrEnum):
     FETCH = "fetch"
     REQUEST_AGAIN = "request_again"  # the number of a request whose pause is over
     REQUEST_DEADLINE = "request_deadline"  # the number of a request whose time is over
-    BEGIN_REST = "begin_rest"  # the transaction that the quickest voters have not approved
-    ASK_REST = "ask_rest"  # the number of a question that the quickest voters have not answered
+    BEGIN_REST = "begin_rest"  # the transaction that the first voters have not approved yet
+    ASK_REST = "ask_rest"  # the number of a question that the first voters have not answered yet
     ASK_ENDS = "ask_ends"  # the number of a request that waits for the ends of transactions
     RESERVATION = "reservation"
     SCHEMA_DUE = "schema_due"  # the schema change
@@ -162,7 +162,7 @@ class Timers:
         return due
 
     def deadline(self) -> float | None:
-        """Return the time, in seconds, of the next timer; None without one.
+        """Return the time, in seconds, of the next timer; None if there is none.
 
         Dropped and moved timers are removed first: waking for one would cost a turn of the loop for nothing.
         """

@@ -33,7 +33,7 @@ class Peer:
     # When to ask the peer again for the outcomes of its transactions that are pending here; None if none has been
     # pending for long.
     ask: Repeat | None = None
-    pending_s: float = 0.0  # seconds for which the peer's committed transactions were pending here lately
+    pending_s: float = 0.0  # seconds for which the peer's recent commits were pending here
     # How many times ``suspicion_ms`` the peer may be silent; doubled when it was suspected and is alive.
     patience: float = 1.0
     # How far its clock is ahead of most voters' clocks, if that is further than this node follows; else 0.

@@ -84,8 +84,8 @@ class State:
         self.reserved: Reserved = None  # the reservation of a request of this node, as gossip tells it
         self.doubts = 0  # how often the rows here differed from the rows that a transaction rests on
         self.progress = False  # whether this step applied an entry, or put a schema change in force
-        self.commit_s = COMMIT_S  # how long our transactions took lately from BEGIN to the quorum, in seconds
-        self.answer_s = 0.0  # how long after BEGIN voters approved our transactions lately, in seconds
+        self.commit_s = COMMIT_S  # seconds that our recent transactions took from BEGIN to the quorum
+        self.answer_s = 0.0  # seconds from BEGIN until voters approved our recent transactions
         self._recover(recovered)
 
     def _recover(self, recovered: Recovered) -> None:
@@ -183,12 +183,12 @@ class State:
             self.outbox.emit(Keep("lost", reason))
 
     def give_up_fetching(self, reason: str) -> None:
-        """Record, for people, why this node will never get the entries that it lacks."""
+        """Record the reason, in words, why this node will never get the entries that it lacks."""
         self.stuck = reason
 
     @property
     def trouble(self) -> str:
-        """Why this node takes no requests, for people; empty if it takes requests."""
+        """Why this node takes no requests, in words; empty if it takes requests."""
         roster, me = self.roster, self.me
         if roster.barred:
             return roster.barred
@@ -379,7 +379,7 @@ class State:
 
     @property
     def answer_pause_s(self) -> float:
-        """The seconds after which a message of ours without an answer is sent again for the first time."""
+        """The seconds after which this node sends a message without an answer again for the first time."""
         return 2 * max(self.settings.suspicion_ms / 1000, self.answer_s)
 
     def apply(self, entry: Entry) -> None:

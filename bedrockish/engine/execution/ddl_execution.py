@@ -220,7 +220,10 @@ class Mixed:
 
     @property
     def needs_schema(self) -> str:
-        """Why this change is refused if it does not change the schema: a setting in it is only for such changes."""
+        """The error for a transaction that leaves the schema unchanged:
+
+        its PRAGMA is allowed with a schema change only.
+        """
         return pragmas.LEGACY_ON if self._before is None else pragmas.KEYS_OFF
 
     # -- one statement ---------------------------------------------------------------------------------------------

@@ -437,8 +437,9 @@ class Executor:
             before = capture.read_rows(touched)
             blurred = capture.blurred(touched, before, after)
             changes += capture.net_changes(before, after)
-        # A write that changed no row is led like any other, to claim its command's id. Otherwise a client that sends it
-        # again after a lost answer could be told that it changed no row, while its first attempt commits elsewhere.
+        # A write that changed no row is led like any other, to claim its command's id. Otherwise the client of a
+        # command sent again after a lost answer could be told that the command changed no row, while its first attempt
+        # commits.
         packed = self.encode_changes(changes) if writes else b""
         access_set = gatherer.finish(changes, blurred)
         spans = gatherer.spans(access_set, changes)

@@ -86,7 +86,7 @@ class Governor:
         return self.limits.memory.refusal("the statement was ended") if self._is_refused else None
 
     def ending(self) -> BedrockishError | None:
-        """Return the error that ends the running statement at once; None without one, or if only its time is over."""
+        """Return the error that ends the running statement at once; None if no error does, or only its time is over."""
         return self.stopped or self._failure()
 
     def error_of_interrupt(self, sql: str) -> Exception:

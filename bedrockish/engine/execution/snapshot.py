@@ -124,7 +124,7 @@ class Snapshot:
         read_schema_again(self._db)  # this first read begins the transaction
 
     def end(self) -> None:
-        """End the read transaction, unless SQLite has rolled it back for want of memory or of a temporary file."""
+        """End the read transaction, unless SQLite has rolled it back because memory or a temporary file was lacking."""
         self.governor.release()  # an ``interrupt`` that came after the statement's end would interrupt the ROLLBACK
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")

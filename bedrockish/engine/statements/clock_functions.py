@@ -38,7 +38,7 @@ class Scope:
     used: bool = False  # whether a statement has asked for the transaction's clock
     named: bool = False  # whether a statement has asked for the id of the command
     locks: RowLocks | None = None  # the rows that open transactions have locked
-    base: Mapping[str, int] | None = None  # the commits that the transaction has seen; None: not known
+    base: Mapping[str, int] | None = None  # the commits that the transaction has seen; None if unknown
     locked: list[bytes] = field(default_factory=list)  # keys of the rows that the statement has locked
 
     def take(self) -> int:

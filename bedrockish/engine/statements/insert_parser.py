@@ -21,7 +21,7 @@ class Insert:
     schema: str | None  # the name before the dot, or None
     table: str  # the table as it was named
     target_end: int  # the index after the table's name or alias
-    columns: tuple[str, ...] | None  # names in the list of columns; None without a list
+    columns: tuple[str, ...] | None  # names in the list of columns; None if the INSERT has no list
     kind: str  # kind of the source of rows: ``default``, ``values`` or ``select``
     first: int  # the index of the source's first token
     end: int  # the index after the source's last token

@@ -69,7 +69,7 @@ class RowLocks:
         """Lock a row, and return its key; None if another transaction has the row.
 
         Args:
-            base: the commits that the calling transaction has seen; None: not known.
+            base: the commits that the calling transaction has seen; None if unknown.
 
         Raises:
             SqlError: the table does not exist, the values do not fit its key, or the transaction has too many locks.

@@ -148,7 +148,7 @@ class AutoIds:
             self._back[table] = leased[::-1]
 
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
-        """Return the error for a table whose ids are used up; None without one. SQLite would report a full disk."""
+        """Return the error for a table whose ids are used up, else None. SQLite would report a full disk."""
         row: Any = None
         try:
             if self._sequences:

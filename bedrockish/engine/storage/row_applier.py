@@ -139,7 +139,7 @@ class RowApplier:
         return fit
 
     def _apply_run(self, staged: StagedChanges, run: ChangeRun) -> bool:
-        """Make the changes of a run; return whether as many rows have changed as the run has changes."""
+        """Make the changes of a run; return whether each of its changes has changed one row."""
         db = self._db
         text = staged.statement(run)
         if run.op == DELETE and db.execute(staged.count_between(run)).get == run.changes:

@@ -88,7 +88,7 @@ class Bound:
     """The bound up to which the journal may be removed."""
 
     clock: int  # the latest clock of an entry that may be removed
-    held: dict[str, int] | None  # the last tick of each leader that may be removed; None: no such bound
+    held: dict[str, int] | None  # the last tick of each leader that may be removed; None if no ticks are held
     why: list[str]  # reasons why later entries are kept, as texts
 
 
@@ -240,8 +240,8 @@ class Upkeep:
         """Remove entries that are too old, and the oldest entries while the journal is too large; return a report.
 
         Args:
-            older_than_s: the limit of age in seconds, by the cluster's clock; None: no limit.
-            larger_than_mb: the limit of the size of labels and transactions, in millions of bytes; None: no limit.
+            older_than_s: the limit of age in seconds, by the cluster's clock; None for no limit.
+            larger_than_mb: the limit of the size of labels and transactions, in millions of bytes; None for no limit.
             force: also remove entries that a member or a reader still needs; such a member must then be refilled.
         """
         async with self._pruning:

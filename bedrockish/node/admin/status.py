@@ -1,4 +1,4 @@
-"""A node's report about itself: plain data for ``bedrockish status``, for metrics and for people."""
+"""A node's report about itself: plain data, for ``bedrockish status`` and for metrics."""
 
 from collections.abc import Mapping
 from itertools import islice

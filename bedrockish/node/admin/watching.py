@@ -79,7 +79,7 @@ async def watch_disk(
 
 
 def why_no_room(path: str, size: int = PROBE_BYTES) -> str:
-    """Return why a file cannot be opened and get ``size`` bytes more now, for people; empty if it can.
+    """Return why a file cannot be opened and get ``size`` bytes more now, in words; empty if it can.
 
     The reserve has to be free, too: otherwise the node would stop again at once.
     """

@@ -68,8 +68,8 @@ class Credentials:
         # Whether a client may have a password in place of a certificate; a change takes effect at the next ``reload``.
         self.takes_passwords = bool(config.users)
         self.revoked: frozenset[int] = frozenset()  # serial numbers of the revoked certificates
-        self.dial_context: ssl.SSLContext | None = None  # for links that the node dials; None without TLS
-        self.listen_context: ssl.SSLContext | None = None  # for links that the node accepts; None without TLS
+        self.dial_context: ssl.SSLContext | None = None  # for links that the node dials; None if TLS is off
+        self.listen_context: ssl.SSLContext | None = None  # for links that the node accepts; None if TLS is off
         self.reads = 0  # how often the files were read
         # When the node's certificate and its authority's expire: file -> seconds since 1970.
         self.ends: dict[str, float] = {}

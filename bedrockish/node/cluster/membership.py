@@ -139,7 +139,7 @@ def facts(core: Node, stores: Mapping[str, str], now: Now) -> MembershipFacts:
 
 
 def _alive(core: Node, now: Now) -> list[str]:
-    """Return the other members that have lately sent messages, and can apply commits."""
+    """Return the other members that have recently sent messages, and can apply commits."""
     state = core.state
     patience = max(SILENT_MS_MIN, 2 * state.settings.suspicion_ms) / 1000
     up = ((node, peer) for node, peer in state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED)

@@ -68,7 +68,7 @@ class Healer:
     ) -> None:
         self._core, self._engine, self._config, self._entry = core, engine, config, entry
         self._scrubber, self._prepare, self._durable, self._restart = scrubber, prepare, durable, restart
-        self._ordered: str | None = None  # the ordered source: a node, or empty for any; None: no order
+        self._ordered: str | None = None  # the ordered source: a node, or empty for any; None if no order waits
         self._wake = trio.Event()
         self._said = ""
 

@@ -40,20 +40,20 @@ class MemberAnswer:
 
 @value
 class Verdict:
-    """The ruling, and its reason for people."""
+    """The ruling, and its reason in words."""
 
     ruling: Ruling
     why: str
 
 
 def judge(
-    entry: str,  # the entry that cannot be applied here, for people; empty if rows were found to differ
+    entry: str,  # the name of the entry that cannot be applied here; empty if rows were found to differ
     own: str,  # the entry's outcome as this node knows it
     words: Mapping[str, MemberAnswer],  # the answers of the other members
     silent: Collection[str],  # the other members that do not answer
     # Whether the tables here equal those of a majority of the members, or of the journal; None: unknown.
     agrees: bool | None,
-    agree_why: str = "",  # the reason for ``agrees``, for people
+    agree_why: str = "",  # the reason for ``agrees``, in words
     *,
     # Whether this node led the entry. A leader applies its entry before it sends COMMIT. So until another member
     # reports the outcome, the entry may be undecided.

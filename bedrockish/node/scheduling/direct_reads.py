@@ -198,7 +198,7 @@ class DirectReads:
         return True
 
     def _pinned(self) -> PinnedBatch | None:
-        """Return the held snapshot, moved to the last batch if that batch is durable; None without a snapshot."""
+        """Return the held snapshot, moved to the last batch if that batch is durable; None if no snapshot is held."""
         if self._is_learning:
             return None
         pin, flushed = self._reads.pinned, self._engine.flushed

@@ -89,7 +89,7 @@ class FsyncThread:
         self._sync = sync
         self._jobs: SimpleQueue[Synced | None] = SimpleQueue()
         self.took = Histogram()  # how long each sync took
-        self.mean_s = math.inf  # how long syncs took lately, in seconds; infinite before the first
+        self.mean_s = math.inf  # the moving average of the seconds of a sync; infinite before the first
         self._stalled_at = -math.inf
         self._untold: BaseException | None = None  # the error of the last sync, until its caller gets it
         self._token: trio.lowlevel.TrioToken | None = None
@@ -152,7 +152,7 @@ class FsyncThread:
         done(error)
 
     def describe(self) -> dict[str, int]:
-        """Return how long syncs took lately, in milliseconds; 0 before the first."""
+        """Return the moving average of the milliseconds of a sync; 0 before the first."""
         return {"sync_ms": round(1000 * self.mean_s) if math.isfinite(self.mean_s) else 0}
 
     @property

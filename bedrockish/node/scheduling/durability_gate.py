@@ -71,7 +71,7 @@ class DurabilityGate:
 
     @property
     def has_work(self) -> bool:
-        """Whether to call ``pass_on`` now; while a batch lingers, only for a waiter or at the ``deadline``."""
+        """Whether to call ``pass_on`` now; a lingering batch is passed on for a waiter or at its ``deadline`` only."""
         if self.stage is BatchStage.SYNCING:
             return False
         return self.kept.is_awaited or (
@@ -90,7 +90,7 @@ class DurabilityGate:
 
     @property
     def deadline(self) -> float | None:
-        """When a lingering batch is closed even without waiters, by ``time.monotonic``; None: no batch lingers."""
+        """When a lingering batch is closed even without waiters, by ``time.monotonic``; None if no batch lingers."""
         return self._linger_until if self.stage is BatchStage.LINGERING else None
 
     def pass_on(self) -> Turn:

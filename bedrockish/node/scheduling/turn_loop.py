@@ -94,7 +94,7 @@ class TurnLoop:
         turn: Callable[[], Turn],  # begins a turn
         has_work: Callable[[], bool],  # returns whether there is work
         waits: Callable[[], bool],  # returns whether the work should wait for other requests to arrive
-        # Returns the time, by ``time.monotonic``, at which work becomes due by itself; None: no work does.
+        # Returns the time, by ``time.monotonic``, at which work becomes due by itself; None if none does.
         deadline: Callable[[], float | None],
     ) -> None:
         self._turn, self._has_work, self._waits = turn, has_work, waits

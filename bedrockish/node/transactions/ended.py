@@ -27,6 +27,6 @@ class EndedErrors:
         self._kept.pop(name, None)
 
     def find(self, name: str, **details: Any) -> BedrockishError | None:
-        """Return an error to raise, with these details in addition; None without a kept error."""
+        """Return an error to raise, with these details in addition; None if no error is kept."""
         error = self._kept.get(name)
         return None if error is None else type(error)(error.message, **{**error.details, **details})

@@ -199,7 +199,7 @@ class Feed:
         return PLACE, (self.cursor.clock, self.cursor.leader, 1)
 
     def question_of_body(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]] | None:
-        """Return the query for the body that an answer to ``question_of_one`` leaves out; None without such a body."""
+        """Return the query for the body that an answer to ``question_of_one`` leaves out, else None."""
         return (BODY, tuple(rows[1][3:5])) if len(rows) > 1 and rows[1][5] is not None else None
 
     def filled(self, rows: Sequence[tuple[Any, ...]], bodies: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -62,7 +62,8 @@ def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[st
 
     Args:
         clock: no transaction with a later clock is removed.
-        held: no tick above this vector is removed; a timeline that the vector lacks keeps all entries. None: no limit.
+        held: no tick above this vector is removed; a timeline that the vector lacks keeps all entries. None for no
+            limit.
     """
     found = {}
     leaders = [leader for (leader,) in db.execute("SELECT leader FROM bedrockish_journal GROUP BY leader")]

@@ -74,7 +74,7 @@ class _Run:
 
     @property
     def end(self) -> Moment | None:
-        """The last moment up to which the run is complete; None without a segment."""
+        """The last moment up to which the run is complete; None if it has no segment."""
         return Moment("the end", clock=self.segments[-1].safe) if self.segments else None
 
 

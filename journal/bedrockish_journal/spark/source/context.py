@@ -81,7 +81,7 @@ class Context:
         return self._decoded
 
     def changes(self, row: JournalRow) -> ChangeColumns | None:
-        """Return the row changes of an entry; None without changes, or if it cannot be decoded and may be skipped.
+        """Return the row changes of an entry; None if the entry has none, or cannot be decoded and may be skipped.
 
         Raises:
             EntryMalformedError: the entry cannot be decoded, and may not be skipped.

@@ -103,7 +103,7 @@ class CompiledFacts(Protocol):
 
     @property
     def auto(self) -> object:
-        """The INSERT, rewritten to assign ids, that may run in place of the statement; None if there is none."""
+        """The INSERT, rewritten to assign ids, that may run in place of the statement; None if it stays as it is."""
 
     @property
     def named(self) -> frozenset[str] | None:

@@ -69,7 +69,7 @@ class ReadPlan:
     readonly: bool  # whether the statement leaves the file unchanged
     tables: frozenset[str]  # tables that the statement and its triggers open: their definitions are read, too
     fallbacks: tuple[tuple[str, str], ...]  # overestimated reads: pairs of a reason and an object
-    dependents: DependentReads | None  # the reads that ``resolve`` determines exactly; None if there are none
+    dependents: DependentReads | None  # the reads that ``resolve`` determines exactly; None if the plan lacks them
     # Like ``fallbacks``, for the dependent reads of an execution that cannot resolve them.
     dependent_fallbacks: tuple[tuple[str, str], ...]
     lengths: Lengths  # the allowed lengths of the statement's values
@@ -115,7 +115,7 @@ class ResolvedReads:
 
     plan: ReadPlan
     params: Params
-    # The dependent reads; None if there are none. If the statement writes, call ``Resolution.add_changes`` before
+    # The dependent reads; None if the plan lacks them. If the statement writes, call ``Resolution.add_changes`` before
     # ``keys``.
     resolution: Resolution | None
 

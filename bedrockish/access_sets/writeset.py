@@ -271,7 +271,7 @@ class _TableKeys:
             yield found
 
     def _extended(self, row: tuple[Any, ...] | None, rowid: int | None) -> tuple[Any, ...] | None:
-        """Return a row with the computed values of its indexes; None if there is no row, or the computation fails."""
+        """Return a row with the computed values of its indexes; None if it is missing, or the computation fails."""
         if row is None or self._computed is None:
             return None
         values = self._computed.values(row[:-1], rowid)

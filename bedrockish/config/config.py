@@ -156,7 +156,7 @@ class _Given:
 
 def build(
     *,
-    text: str | None = None,  # contents of the TOML file; None if there is no file
+    text: str | None = None,  # contents of the TOML file; None if it is missing
     file: str = "bedrockish.toml",  # the file's name, for error texts
     # All environment variables; only names that begin with BEDROCKISH_ are used.
     environment: Mapping[str, str] | None = None,

@@ -106,7 +106,7 @@ class Cursor:
 
     @property
     def description(self) -> tuple[Column, ...] | None:
-        """For each column a tuple of seven items, of which only name and type code are set; None if there is no result.
+        """For each column a tuple of seven items, of which only name and type code are set; None before a result.
 
         The type code can be compared with STRING and the other type objects. With PARSE_DECLTYPES it is the declared
         type of the column; otherwise, and for a column without a declared type, the type of its first value that is
@@ -134,7 +134,7 @@ class Cursor:
 
     @property
     def rownumber(self) -> int | None:
-        """Index of the row that is fetched next, from 0; None if there is no result."""
+        """Index of the row that is fetched next, from 0; None if the last statement had no result."""
         return self._place if self._columns else None
 
     # -- execution -------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class StreamingCursor(Cursor):
 
     @property
     def rownumber(self) -> int | None:
-        """Index of the row that is fetched next, from 0; None if there is no result."""
+        """Index of the row that is fetched next, from 0; None if the last statement had no result."""
         place = super().rownumber
         return None if place is None else self._before + place
 

@@ -312,7 +312,7 @@ class FileSnapshots:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def newest(self, token: Token, level: str, wait_s: float = DURABLE_S) -> ReadConnection | None:
-        """Return a connection whose snapshot is durable and new enough for the session; None if there is none.
+        """Return a connection whose snapshot is durable and new enough for the session, else None.
 
         Args:
             wait_s: how long to wait until a snapshot is durable, if no older one is held.

@@ -162,7 +162,7 @@ class Timers:
         return due
 
     def deadline(self) -> float | None:
-        """Return the time, in seconds, of the next timer; None if there is none.
+        """Return the time, in seconds, of the next timer; None if no timer is set.
 
         Dropped and moved timers are removed first: waking for one would cost a turn of the loop for nothing.
         """

@@ -58,7 +58,7 @@ class CompiledTexts:
         """Use the tables of a new schema, and drop the statements compiled for the old one.
 
         Args:
-            known: sizes under an earlier schema, to reuse for unchanged views and triggers; None if there are none.
+            known: sizes under an earlier schema, to reuse for unchanged views and triggers; None if unknown.
         """
         self._tables, self._analysis = tables, analysis
         self.forget()

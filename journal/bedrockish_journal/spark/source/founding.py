@@ -20,7 +20,7 @@ class FoundingRecords:
     """A node's records of the time before the first entry of its journal."""
 
     founding: object = None  # the encoded membership of the cluster's founding; None if the file lacks it
-    changed: object = None  # the encoded memberships of removed entries; None if there are none
+    changed: object = None  # the encoded memberships of removed entries; None if the file lacks them
     marks: tuple[PrunedBeginning, ...] = ()  # a mark for each timeline whose first entries were removed
     # Clock and origin of each transaction that the node skipped by an operator's decision.
     void: frozenset[tuple[int, str]] = frozenset()

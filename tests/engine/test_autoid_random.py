@@ -110,5 +110,5 @@ def test_random_inserts_match_plain_sqlite(both: tuple[TestNode, sqlite3.Connect
 
 
 def _rewritten(node: TestNode, sql: str) -> bool:
-    (piece,) = node.engine._executor.texts._all[sql]
+    (piece,) = node.engine._executor.texts._all.texts[sql]
     return piece.auto is not None

@@ -31,12 +31,12 @@ def test_compiled_texts_take_a_bounded_number_of_bytes(
     texts = node.engine._executor.texts
     for number in range(60):
         node.run(TEXTS[kind](number))
-        assert sum(piece.weight for pieces in texts._all.values() for piece in pieces) <= 200_000
-    assert 1 < len(texts._all) < 40
+        assert sum(piece.weight for pieces in texts._all.texts.values() for piece in pieces) <= 200_000
+    assert 1 < len(texts._all.texts) < 40
     monkeypatch.setattr(compiled_texts, "TEXT_BYTES", 1_000)
     texts.forget()
     node.run(TEXTS[kind](0))
-    assert not texts._all, "one text would take a large part of the cache"
+    assert not texts._all.texts, "one text would take a large part of the cache"
 
 
 def test_plans_of_uncached_texts_take_a_bounded_number_of_bytes(
@@ -48,7 +48,7 @@ def test_plans_of_uncached_texts_take_a_bounded_number_of_bytes(
     known = node.engine._executor.texts._analysis
     for number in range(200):
         node.run(f"SELECT {number}, 'optimize'")
-    assert not node.engine._executor.texts._all
+    assert not node.engine._executor.texts._all.texts
     assert 0 < len(known._plans) + len(known._lengths) <= 100
 
 

@@ -285,7 +285,7 @@ def test_rows_and_texts_of_a_closed_workspace_need_no_garbage_collector(node: Te
         del running, work
         assert rows() is None
         held.close()
-        assert not texts._all
+        assert not texts._all.texts
     finally:
         gc.enable()
 

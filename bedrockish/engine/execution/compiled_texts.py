@@ -13,7 +13,7 @@ from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.governor import Governor
-from bedrockish.engine.execution.recipes import Lookup, Lookups, Recipe, recipe_again, recipe_alike, with_params
+from bedrockish.engine.execution.recipes import KnownTexts, Lookup, Recipe, recipe_again, recipe_alike, with_params
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS
 from bedrockish.engine.statements.compiled import EMPTY, SCHEMA, WRITE, Compiled
@@ -37,10 +37,9 @@ class CompiledTexts:
 
     def __init__(self, db: apsw.Connection, guard: Guard, governor: Governor, access: Access) -> None:
         self._db, self._guard, self._governor, self._access = db, guard, governor, access
-        self._all: dict[str, tuple[Compiled, ...]] = {}
-        self._limited: dict[str, tuple[Compiled, ...]] = {}  # texts compiled for users that may not read secrets
+        self._all = KnownTexts()
+        self._limited = KnownTexts()  # texts compiled for users that may not read secrets
         self._again: dict[str, Recipe | None] = {}  # text -> the result of ``again``
-        self._lookups, self._limited_lookups = Lookups(self._all), Lookups(self._limited)
         # Texts that have run, write rows, have no settings and call no function about their transaction.
         self.only_writes: set[str] = set()
         self._weight = 0  # approximate bytes of the cached texts
@@ -73,8 +72,6 @@ class CompiledTexts:
         """Drop the compiled texts, because the connection has other tables or too many texts."""
         for known in (self._all, self._limited, self.only_writes, self._again):
             known.clear()
-        for lookups in (self._lookups, self._limited_lookups):
-            lookups.clear()
         self._weight = 0
         self._analysis.forget()
 
@@ -192,7 +189,7 @@ class CompiledTexts:
         """Return whether compiling a text, or binding its parameters, would block the loop for long."""
         if len(statement.sql) > LONG_TEXT or len(statement.params or ()) > MANY_PARAMETERS:
             return True
-        return statement.sql not in self._all and self._guard.expansion.added(statement.sql) > LOOP_TOKENS
+        return statement.sql not in self._all.texts and self._guard.expansion.added(statement.sql) > LOOP_TOKENS
 
     # -- known texts -----------------------------------------------------------------------------------------------
 
@@ -203,8 +200,8 @@ class CompiledTexts:
             ForbiddenError: the user may not run it.
         """
         rights = self._access.of(user)
-        lookups = self._limited_lookups if rights is not None and rights.role < ADMIN else self._lookups
-        lookup = lookups.find(sql, self.lengths)
+        known = self._limited if rights is not None and rights.role < ADMIN else self._all
+        lookup = known.find(sql, self.lengths)
         if lookup is not None and rights is not None:
             rights.check(lookup.piece, self._views)
         return lookup
@@ -244,15 +241,15 @@ class CompiledTexts:
         if self._access.users:
             return None
         if sql not in self._again:
-            if sql not in self._all:
+            known = self._all.texts.get(sql)
+            if known is None:
                 return None
-            known = self._all[sql]
             is_one = len(known) == 1
             self._again[sql] = recipe_again(known[0], self._analysis.plan, self._tables) if is_one else None
         return self._again[sql]
 
     def _known_for(self, rights: Rights | None) -> dict[str, tuple[Compiled, ...]]:
-        return self._all if rights is None or rights.role >= ADMIN else self._limited
+        return (self._all if rights is None or rights.role >= ADMIN else self._limited).texts
 
     def _checked(
         self, piece: Compiled, binder: Binder, rights: Rights | None, *, is_last: bool

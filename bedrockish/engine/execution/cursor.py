@@ -15,9 +15,9 @@ from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.snapshot import Snapshot
-from bedrockish.engine.sqlite.errors import translate
+from bedrockish.engine.sqlite.errors import not_utf8, translate
 from bedrockish.engine.statements.compiled import READ, Compiled
-from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnavailableError, UnsupportedError
+from bedrockish.errors import BedrockishError, TooLargeError, UnavailableError, UnsupportedError
 from bedrockish_journal.model.access_set import AccessSet
 
 BATCH_BYTES = 256 << 10  # bytes of rows at which a batch is sent
@@ -98,9 +98,7 @@ class Batches:
                 error, self._piece.sql
             ) from error
         except UnicodeDecodeError:
-            raise SqlError(
-                "the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=self._piece.sql
-            ) from None
+            raise not_utf8(self._piece.sql) from None
 
     def _rows(self, until: float) -> tuple[list[tuple[Any, ...]], int, bool]:
         seconds = self._snapshot.limits.seconds

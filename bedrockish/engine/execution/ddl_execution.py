@@ -66,7 +66,6 @@ _DATA = (  # names that are counted as the catalogue, although their content is 
 )
 _SAME_EVERYWHERE = frozenset({"json_each", "json_tree"})
 STEP_BYTES = 32  # bytes of a recorded statement besides its text: above all the digest of its answer
-_WAY_OUT = "in a transaction that changes the schema and rows, every node runs each statement; {}"
 
 
 def execute_mixed(
@@ -155,7 +154,8 @@ class Mixed:
             if self._is_legacy and pragmas.asks(piece.sql, pragmas.LEGACY):
                 results.append(Result(piece.columns, [(1,)], -1, None))
                 continue
-            self._check(piece)
+            if why := self._why_own(piece):
+                raise _not_alike(piece.sql, why)
             text = self._bound(piece, params, told) if again and piece.kind == WRITE else literal(piece.sql, params)
             with self._altering(text):
                 result, size = self._run_statement(piece, text, room - taken)
@@ -314,8 +314,8 @@ class Mixed:
                 texts.read_rows()
                 texts.check_auxiliary()
             if self._drawn.table:
-                way = f"this one {WHY.format(self._drawn.table)}; use two transactions, or remove that row first"
-                raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+                why = f"this one {WHY.format(self._drawn.table)}; use two transactions, or remove that row first"
+                raise _not_alike(piece.sql, why)
             if texts.table:
                 raise not_text(texts.table)
             is_kept = True
@@ -360,37 +360,28 @@ class Mixed:
         self._switch(option)
         return Result((), [], -1, None)
 
-    def _check(self, piece: Compiled) -> None:
-        """Refuse a statement that reads data that differ between nodes."""
+    def _why_own(self, piece: Compiled) -> str:
+        """Return why a statement reads data that differ between nodes, and what to do; empty if it does not."""
         # A statement that shows the schema runs only here, and not again at the activation.
         shows_schema = piece.kind == READ and piece.whole_schema and not piece.checks_keys
         if piece.settings and not shows_schema:
-            way = f"PRAGMA {min(piece.settings)} is the session's own: switch it off, or use two transactions"
-            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
-        if any(table.lower().startswith("bedrockish_") for table in piece.tables):
-            way = "the tables bedrockish_… are each node's own: read them in another transaction"
-            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
-        if piece.kind != SCHEMA or piece.fills:
-            self._check_statistics(piece)
-        if not self._modules.isdisjoint(table.lower() for table in piece.tables):
-            way = "virtual tables show what is a node's own: read them in another transaction"
-            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+            return f"PRAGMA {min(piece.settings)} is the session's own: switch it off, or use two transactions"
+        tables = [table.lower() for table in piece.tables]
+        if any(table.startswith("bedrockish_") for table in tables):
+            return "the tables bedrockish_… are each node's own: read them in another transaction"
+        # Until the end of this change, the statistics that it has gathered have a node's own tables, too.
+        reads_statistics = any(table.startswith("sqlite_stat") for table in piece.tables)
+        is_definition = piece.kind == SCHEMA and not piece.fills
+        if reads_statistics and not is_definition and any(first_word(step.sql) == "ANALYZE" for step in self.steps):
+            return "those of ANALYZE have a node's own tables, too: read them in another transaction"
+        if not self._modules.isdisjoint(tables):
+            return "virtual tables show what is a node's own: read them in another transaction"
         explains = piece.kind == READ and first_word(piece.sql) == "EXPLAIN"
         if piece.kind != SCHEMA and piece.whole_schema and (piece.kind == WRITE or piece.tables) and not explains:
-            way = "the catalogue is each node's own: read it in a statement of its own"
-            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
-        for name, way in _DATA if piece.kind == READ and piece.whole_schema else ():
-            if _names(piece.sql, name):
-                raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
-
-    def _check_statistics(self, piece: Compiled) -> None:
-        """Refuse to read statistics that this change has gathered: until its end, they have a node's own tables."""
-        analyzed = any(table.startswith("sqlite_stat") for table in piece.tables) and any(
-            first_word(step.sql) == "ANALYZE" for step in self.steps
-        )
-        if analyzed:
-            way = "those of ANALYZE have a node's own tables, too: read them in another transaction"
-            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
+            return "the catalogue is each node's own: read it in a statement of its own"
+        if piece.kind == READ and piece.whole_schema:
+            return next((way for name, way in _DATA if _names(piece.sql, name)), "")
+        return ""
 
     def _check_stable(self, text: str) -> Lengths:
         """Refuse nondeterministic functions, and the conflict clauses ROLLBACK and FAIL; return the bounds of lengths.
@@ -400,15 +391,13 @@ class Mixed:
         program = self._explained(text)
         for _, opcode, first, second, _, fourth, *_ in program:
             if opcode in ("Halt", "HaltIfNull") and first and second in (_ROLLBACK, _FAIL):
-                way = "the conflict clauses ROLLBACK and FAIL leave parts of it: use ABORT"
-                raise UnsupportedError(_WAY_OUT.format(way), sql=text)
+                raise _not_alike(text, "the conflict clauses ROLLBACK and FAIL leave parts of it: use ABORT")
             if opcode != "Function" and not str(opcode).startswith("Agg"):
                 continue
             name = str(fourth).rpartition("(")[0].lower()
             if name in self._unstable:
                 where = f"{name}(), in the statement, a trigger or a default, returns another value at each"
-                way = f"{where}: send the value as a parameter, or use two transactions"
-                raise UnsupportedError(_WAY_OUT.format(way), sql=text)
+                raise _not_alike(text, f"{where}: send the value as a parameter, or use two transactions")
         return replace(lengths([[Op(*row[:7]) for row in program]]), is_brief=False)
 
     def _violations(self) -> Counter[Any]:
@@ -440,6 +429,12 @@ class Mixed:
             "gave them ids; change the schema first, or give the ids in the INSERT",
             sql=piece.sql,
         )
+
+
+def _not_alike(sql: str, why: str) -> UnsupportedError:
+    """Return the error for a statement that could have another result at another node."""
+    rule = "in a transaction that changes the schema and rows, every node runs each statement"
+    return UnsupportedError(f"{rule}; {why}", sql=sql)
 
 
 def literal(sql: str, params: tuple[Any, ...]) -> str:

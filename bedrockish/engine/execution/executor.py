@@ -29,7 +29,7 @@ from bedrockish.engine.execution.governor import FOREVER, STEPS, Governor
 from bedrockish.engine.execution.recipes import Recipe, find_alike
 from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.sqlite.bind import bind_one
-from bedrockish.engine.sqlite.errors import is_in_the_text, translate
+from bedrockish.engine.sqlite.errors import is_in_the_text, not_utf8, translate
 from bedrockish.engine.sqlite.limits import Limits, TakesLongError
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.clock_functions import Scope
@@ -397,7 +397,7 @@ class Executor:
             # No variable for the error: this frame would form a cycle with it, which would keep the parameters.
             raise too_long(error, lengths, piece.sql, params) or translate(error, piece.sql, number) from error
         except UnicodeDecodeError:
-            raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
+            raise not_utf8(piece.sql) from None
         finally:
             restore(db, lengths, most=most)
             if not lengths.is_brief:

@@ -6,7 +6,7 @@ budget, no number in the memory account and no search for its plan. Its result i
 A recipe runs successive statements with one text, or a statement again that has run before in the transaction.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -136,26 +136,27 @@ class Lookup(NamedTuple):
         return encode_in_steps([Result(piece.columns, rows, -1, None)], size)
 
 
-class Lookups:
-    """The lookups among the compiled ``texts``; the owner of ``texts`` calls ``clear`` when it clears them."""
+class KnownTexts:
+    """The compiled texts that some users may run, and the lookups among them."""
 
-    def __init__(self, texts: Mapping[str, tuple[Compiled, ...]]) -> None:
-        self._texts = texts
-        self._known: dict[str, Lookup | None] = {}
+    def __init__(self) -> None:
+        self.texts: dict[str, tuple[Compiled, ...]] = {}
+        self._lookups: dict[str, Lookup | None] = {}
 
     def clear(self) -> None:
-        """Forget the lookups of all texts."""
-        self._known.clear()
+        """Forget all texts."""
+        self.texts.clear()
+        self._lookups.clear()
 
     def find(self, sql: str, lengths: Callable[[Compiled], Lengths]) -> Lookup | None:
         """Return the lookup for a text; None if the text has not run before or is not a lookup."""
         try:
-            return self._known[sql]
+            return self._lookups[sql]
         except KeyError:
-            pieces = self._texts.get(sql)
+            pieces = self.texts.get(sql)
             if pieces is None:
                 return None
-            lookup = self._known[sql] = _lookup_of(pieces, lengths)
+            lookup = self._lookups[sql] = _lookup_of(pieces, lengths)
             return lookup
 
 

@@ -18,14 +18,14 @@ from bedrockish.access_sets.settings_in_force import in_force, switch
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.column_blocks import BLOCK_BYTES, Blocks
 from bedrockish.engine.execution.governor import FOREVER, STEPS, Governor
-from bedrockish.engine.sqlite.errors import broken, translate
+from bedrockish.engine.sqlite.errors import broken, not_utf8, translate
 from bedrockish.engine.sqlite.limits import ROWS_NOTED, Limits, RowMeter, TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.statements.compiled import Compiled
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.staged_changes import StagedChanges
-from bedrockish.errors import SqlError, UnavailableError
+from bedrockish.errors import UnavailableError
 from bedrockish.sqltext.session_settings import Settings
 from bedrockish_journal.model.changes import decode_changes_in_pieces
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -205,40 +205,29 @@ class Snapshot:
             SqlError: SQLite does not accept a value.
             TooLargeError: the rows take more than ``room`` bytes, or the statement runs too long.
         """
-        with in_force(self._db, piece.settings):
-            return self._run(piece, params, room, lengths, scope, budget_s)
-
-    def _run(
-        self,
-        piece: Compiled,
-        params: tuple[Any, ...],
-        room: int,
-        lengths: Lengths,
-        scope: Scope | None,
-        budget_s: float,
-    ) -> tuple[list[tuple[Any, ...]], int]:
         governor = self.governor
-        governor.allow(budget_s)
-        in_loop = governor.budget.is_brief
-        self._holder.scope = scope
-        cursor = self._db.cursor()
-        self._begin(lengths, params, in_loop=in_loop)
-        try:
-            cursor.execute(piece.sql, params, can_cache=piece.can_cache)
-            return fetch(cursor, self.limits, governor.number, room)
-        except apsw.Error as error:
-            if governor.caused(error):
-                raise governor.error_of_interrupt(piece.sql) from None
-            if in_loop and is_too_long(error):
-                raise TakesLongError(piece.sql) from None
-            raise too_long(error, lengths, piece.sql, params) or translate(error, piece.sql) from error
-        except UnicodeDecodeError:
-            raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
-        finally:
-            self._end(lengths)
-            governor.allow(FOREVER)
-            self._holder.scope = None
-            cursor.close(True)
+        with in_force(self._db, piece.settings):
+            cursor = self._db.cursor()
+            governor.allow(budget_s)
+            in_loop = governor.budget.is_brief
+            self._holder.scope = scope
+            self._begin(lengths, params, in_loop=in_loop)
+            try:
+                cursor.execute(piece.sql, params, can_cache=piece.can_cache)
+                return fetch(cursor, self.limits, governor.number, room)
+            except apsw.Error as error:
+                if governor.caused(error):
+                    raise governor.error_of_interrupt(piece.sql) from None
+                if in_loop and is_too_long(error):
+                    raise TakesLongError(piece.sql) from None
+                raise too_long(error, lengths, piece.sql, params) or translate(error, piece.sql) from error
+            except UnicodeDecodeError:
+                raise not_utf8(piece.sql) from None
+            finally:
+                self._end(lengths)
+                governor.allow(FOREVER)
+                self._holder.scope = None
+                cursor.close(True)
 
 
 class Readers:

@@ -85,6 +85,11 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
             return SqlError(text, sql=sql, **_code(error), **({"offset": offset} if offset >= 0 else {}))
 
 
+def not_utf8(sql: str) -> SqlError:
+    """Return the error for a result that cannot be decoded."""
+    return SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=sql)
+
+
 def _code(error: apsw.Error) -> dict[str, int]:
     """Return SQLite's extended result code, as details of an error."""
     number = getattr(error, "extendedresult", None)

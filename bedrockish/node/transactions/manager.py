@@ -104,7 +104,7 @@ class Transactions:
         self.snapshots = Snapshots(engine, self._interactive.readers, boundary)
         self.builds = Builds(engine, core.state, boundary)
         self.streams = Streams(self._interactive, core, submit, self.snapshots, boundary, bounds, workers)
-        self._visibility = Visibility(engine, core.state, self._interactive, submit, boundary)
+        self._visibility = Visibility(engine, core.state, self._interactive, submit, boundary, self._check_open)
         lease = lambda *asked: engine.connector().ids.lease(self._interactive.parts.db, *asked)  # noqa: E731
         self.programs = Programs(engine, core, submit, boundary, lease)
         services = Services(

@@ -54,7 +54,7 @@ class OwnWorkspace(WorkspacePlace):
         Raises:
             ConflictError: data or a schema on which the transaction rests has changed.
         """
-        yield from self._services.reach_level(tx)
+        yield from self._services.visibility.reach_level(tx)
         yield partial(self._move, tx)
         self._services.check_open(tx)
 

@@ -90,11 +90,6 @@ class Services:
     check_open: Callable[[OpenTransaction], None]  # raises the error of the transaction if it has ended
     close: Callable[[OpenTransaction], object]  # ends the transaction here, because its COMMIT has begun
 
-    def reach_level(self, tx: OpenTransaction) -> steps.Steps[None]:
-        """Have a strict transaction see every commit that was acknowledged before, unless it does so already."""
-        if tx.request.read == STRICT and tx.level is None:
-            yield from self.visibility.reach_level(tx, partial(self.check_open, tx))
-
     async def take_clock(self, tx: OpenTransaction) -> None:
         """Give a transaction its clock: later than all commits that were acknowledged anywhere before this call."""
         asks = (Statement("SELECT transaction_clock()"),)

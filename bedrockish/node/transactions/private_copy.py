@@ -27,7 +27,7 @@ class PrivateCopy(WorkspacePlace):
     def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
         """Run the next text; the first that changes the schema makes the copy."""
         if tx.work.workspace is None:
-            yield from self._services.reach_level(tx)
+            yield from self._services.visibility.reach_level(tx)
         if not isinstance(tx.work.workspace, Draft):
             yield from steps.wait(partial(self.start, tx.work, texts.room))
         yield from super().run(tx, texts)

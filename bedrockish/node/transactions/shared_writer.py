@@ -75,7 +75,7 @@ class SharedWriter(Place):
         """
         services, work, interactive = self._services, tx.work, self._interactive
         if interactive.parts.executor.texts.is_long(statement):  # a worker compiles it
-            yield from services.reach_level(tx)
+            yield from services.visibility.reach_level(tx)
             interactive.check_schema(work)
             interactive.start(work)
             on_overlay = partial(self._on_overlay, work, tx.request, statement, room)
@@ -86,7 +86,7 @@ class SharedWriter(Place):
         last: Result | None = None
         for piece, params in interactive.pieces(work, statement):
             if piece.reads_system:
-                yield from services.reach_level(tx)
+                yield from services.visibility.reach_level(tx)
             if interactive.needs_snapshot(work, piece):
                 yield from self._take_snapshot(tx)
             last, size = yield from self._run_piece(tx, piece, params, room - taken)

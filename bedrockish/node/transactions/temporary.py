@@ -69,7 +69,7 @@ class SessionWorkspaces(WorkspacePlace):
             UnavailableError: the node has no room for TEMP objects of another session.
             ConflictError: data or a schema on which the transaction rests has changed.
         """
-        yield from self._services.reach_level(tx)
+        yield from self._services.visibility.reach_level(tx)
         yield partial(self._move, tx, name)
         self._services.check_open(tx)
 

@@ -61,9 +61,10 @@ class Visibility:
         interactive: Interactive,  # moves the snapshots of transactions
         submit: steps.Submit,  # has the core answer a request
         boundary: Boundary,
+        check_open: Callable[[OpenTransaction], None],  # raises the error of the transaction if it has ended
     ) -> None:
         self._engine, self._state, self._interactive = engine, state, interactive
-        self._submit, self._boundary = submit, boundary
+        self._submit, self._boundary, self._check_open = submit, boundary, check_open
 
     def is_current(self, work: TransactionWork) -> bool:
         """Return whether no commit after the snapshot of a serializable transaction has written what it has read."""
@@ -138,27 +139,26 @@ class Visibility:
         """Return the token of the commits that a transaction's answers depend on."""
         return Token() if tx.told is None else Token(tx.told, self._state.read_clock())
 
-    def reach_level(self, tx: OpenTransaction, find: Callable[[], object]) -> steps.Steps[None]:
-        """Have a transaction see every commit that was acknowledged before this call.
+    def reach_level(self, tx: OpenTransaction) -> steps.Steps[None]:
+        """Have a strict transaction see every commit that was acknowledged before, unless it does so already.
 
-        The manager calls this before the first read of the cluster's own tables. The manager cannot tell
-        the tables that a statement in a workspace reads, so it calls this before it makes a workspace, too.
-
-        Args:
-            find: raises the error of the transaction if it has ended.
+        A place calls this before the first read of the cluster's own tables. A place cannot tell the tables
+        that a statement in a workspace reads, so it calls this before it makes a workspace, too.
 
         Raises:
             ConflictError: the snapshot cannot move up, because rows that the transaction has read were changed.
             UnavailableError: as ``reach_level``.
         """
         work = tx.work
+        if tx.request.read != STRICT or tx.level is not None:
+            return
         yield partial(reach_level, self._submit, self._engine, tx.request)
-        find()
+        self._check_open(tx)
         tx.level = dict(self._engine.applied)
         if work.snapshot is None or covers(work.base or {}, tx.level):
             return  # its next statement runs on a newer snapshot, or on the newest commits
         yield partial(self._boundary.result_of, partial(self._move_up_strictly, work))
-        find()
+        self._check_open(tx)
         if not covers(work.base or {}, tx.level):
             raise ConflictError(
                 "the transaction read rows before it read a table of the cluster itself, and its snapshot lacks "

@@ -434,6 +434,10 @@ class Engine:
         found = [store.size(self._db, leader, tick, count) for leader, tick in wants.items()]
         return all(entries < count for entries, _ in found) and sum(taken for _, taken in found) < size
 
+    def keep_lock(self) -> bool:
+        """Make the file of the node's lock again if it was removed; return whether it was. See ``FileLock.restore``."""
+        return self._lock.restore()
+
     def close(self) -> None:
         """Roll back the open batch, and close the file. A second call does nothing."""
         if self.batch.state is WriterState.CLOSED:

@@ -63,6 +63,7 @@ class Publisher:
         while self._page is not None:
             self._beat(self._page)
             self._restore(self._page)
+            self._keep_lock()
             await trio.sleep(BEAT_S)
 
     async def keep_socket(self, listen: Callable[[socket.socket], None]) -> None:
@@ -78,6 +79,12 @@ class Publisher:
         with suppress(OSError):  # the next heartbeat tries again
             listen(local_socket.listen(path, SOCKET_MODE))
             logger.warning("%s was removed, and is there again", path)
+
+    def _keep_lock(self) -> None:
+        """Make the lock's file again if it was removed: another process could otherwise begin with the same file."""
+        with suppress(OSError):  # the next heartbeat tries again
+            if self._engine.keep_lock():
+                logger.warning("the lock of %s was removed, and is there again", self._engine.publication.path)
 
     def _restore(self, page: Page) -> None:
         """Write the page again if its file was removed or replaced, such as by a cleaning of the directory."""

@@ -138,8 +138,39 @@ def test_sync_notices_that_the_wal_was_removed(make_node: MakeNode) -> None:
     node.engine.flush()
     wal_of(node.path).unlink()
 
-    with pytest.raises(DamagedError, match="was removed while the node runs"):
+    with pytest.raises(DamagedError, match="was removed while the node ran"):
         node.engine.sync()
+
+
+READS_AGAIN = """
+import sqlite3, sys
+db = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)
+print(db.execute("SELECT filler FROM t").fetchall(), flush=True)
+sys.stdin.readline()
+print(db.execute("SELECT filler FROM t").fetchall(), flush=True)
+"""
+
+
+def test_removed_log_is_copied_into_the_file_although_a_program_has_it_open(make_node: MakeNode) -> None:
+    """The file had lost all commits of its log, and the program would have read a new log by the old one's index."""
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    reads = [sys.executable, "-c", READS_AGAIN, str(node.path)]
+    with subprocess.Popen(reads, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "[]\n"
+        node.run("INSERT INTO t(filler) VALUES ('x')")
+        wal_of(node.path).unlink()
+        node.engine.flush()
+        with pytest.raises(DamagedError, match="was removed while the node ran"):
+            node.engine.sync()
+        node.engine.close()
+        later = make_node(path=node.path)
+        assert later.rows("SELECT filler FROM t") == [("x",)]
+        later.run("INSERT INTO t(filler) VALUES ('y')")
+        later.save()
+        assert reader.communicate("again\n", timeout=60)[0] == "[('x',)]\n", "a whole state, if not the newest"
 
 
 def test_sync_survives_other_readers_closing_the_file(make_node: MakeNode) -> None:

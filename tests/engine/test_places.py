@@ -7,7 +7,8 @@ import apsw
 import pytest
 
 from bedrockish.engine.storage import wal
-from bedrockish.errors import DamagedError
+from bedrockish.engine.storage.database_file import FileLock
+from bedrockish.errors import ConfigError, DamagedError
 from tests.engine.conftest import MakeNode
 
 SCHEMA = "CREATE TABLE t(id INTEGER PRIMARY KEY, filler)"
@@ -126,3 +127,22 @@ def test_checkpoint_copies_no_log_into_another_file(make_node: MakeNode, tmp_pat
     with pytest.raises(DamagedError, match="was moved, removed or replaced"):
         node.engine.wal.checkpoint()
     assert node.path.read_bytes() == b""
+
+
+def test_removed_lock_is_made_again_before_another_node_takes_the_file(make_node: MakeNode) -> None:
+    """A cleanup of "stale" lock files let a second process serve the same file, and both voted."""
+    node = make_node()
+    lock = node.path.with_name(f"{node.path.name}.lock")
+    assert not node.engine.keep_lock()
+    lock.unlink()
+    assert node.engine.keep_lock()
+    assert not node.engine.keep_lock()
+    with pytest.raises(ConfigError, match="is in use by another node"):
+        FileLock(node.path)
+    lock.unlink()
+    other = FileLock(node.path)
+    try:
+        with pytest.raises(DamagedError, match="another process has it now; stop that process"):
+            node.engine.keep_lock()
+    finally:
+        other.close()

@@ -21,7 +21,7 @@ from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.scratch_files import remove_scratch, why_not_writable
 from bedrockish.engine.storage.stand_in import remove_leftovers
 from bedrockish.engine.storage.wal import PRIVATE, create_private
-from bedrockish.errors import ConfigError, NoRoomError, UnsupportedError
+from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnsupportedError
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.membership import Membership, pack_membership, read_membership
@@ -80,7 +80,7 @@ class FileLock:
     """
 
     def __init__(self, path: Path) -> None:
-        name = path.with_name(path.name + ".lock")
+        self._name = name = path.with_name(path.name + ".lock")
         try:
             self._fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         except OSError as error:
@@ -100,6 +100,28 @@ class FileLock:
         if why := _why_unsafe(path):
             os.close(self._fd)
             raise ConfigError(f"{path} {why}")
+
+    def restore(self) -> bool:
+        """Make the lock's file again if it was removed or replaced, as by a cleanup; return whether it was.
+
+        Raises:
+            DamagedError: another process has locked the new file, and may have written to the database.
+            OSError: the file cannot be created now.
+        """
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._name), os.fstat(self._fd)):
+                return False
+        new = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        try:
+            fcntl.flock(new, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(new)
+            raise DamagedError(
+                f"{self._name} was removed while the node ran, and another process has it now; stop that process"
+            ) from error
+        os.close(self._fd)
+        self._fd = new
+        return True
 
     def close(self) -> None:
         """Release the lock. The lock file stays: if it were removed, two processes could lock two different files."""

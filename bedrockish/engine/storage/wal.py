@@ -166,15 +166,36 @@ class Wal:
             DamagedError: the file or its log is gone, or the disk failed: acknowledge no commit since the last sync.
         """
         try:
-            if os.fstat(self._fd).st_nlink == 0:
+            if self._is_removed:
                 raise DamagedError(
-                    f"{self._path} was removed while the node runs; stop the node, and fill it again from another one"
+                    f"{self._path} was removed while the node ran; its content is copied into the database file if no "
+                    "program reads there now: end these programs and start the node again; if other nodes refuse it, "
+                    "or it does not start, run 'bedrockish member replace URL NODE NEW' at the others, and "
+                    "'bedrockish join URL' for the node NEW"
                 )
             self._places.check()
             os.fdatasync(self._fd)
         except OSError as error:
             # After a failed sync the kernel may have dropped the pages: a second sync could succeed without the data.
             raise self._failed("synced", error) from error
+
+    @property
+    def _is_removed(self) -> bool:
+        return os.fstat(self._fd).st_nlink == 0
+
+    def _save_log(self) -> None:
+        """Copy the log, whose name was removed, into the database file, unless another log has this name now.
+
+        The programs that read the database have the removed log open. A later node must not share their index of the
+        log: they would look for the frames of its log in theirs.
+        """
+        if self._path.exists():
+            return
+        with suppress(apsw.Error, OSError):
+            self._db.set_busy_timeout(READERS_MS)
+            frames, copied = self._db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            if frames == copied:
+                os.unlink(f"{self._file}-shm")
 
     def _take_log_along(self) -> None:
         """Copy the log into the displaced database file, and remove the log, which fits no other file.
@@ -361,6 +382,8 @@ class Wal:
                 self._places.check()  # the file may have been replaced since the last sync
             if self._places.is_displaced:
                 self._take_log_along()
+            elif self._is_removed:
+                self._save_log()
             os.close(self._fd)
             self._fd = -1
 

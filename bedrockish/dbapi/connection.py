@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, check_timeout
 from bedrockish.client.blocking import Connection as Link
@@ -27,6 +27,9 @@ from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
 from bedrockish.sqltext.statement_kinds import inserts, kind_of
 from bedrockish_journal.storage.virtual_tables import is_loaded_by_nodes
+
+if TYPE_CHECKING:
+    from bedrockish.dbapi.write_lock import WriteLock
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -78,6 +81,7 @@ class Connection:
         autocommit: bool | int = LEGACY_TRANSACTION_CONTROL,
         schema_commits: bool = False,
         replay: bool = False,
+        write_lock: bool = False,
         token: bytes | None = None,
     ) -> None:
         if type(detect_types) is not int or not 0 <= detect_types <= PARSE_COLNAMES | PARSE_DECLTYPES:
@@ -108,6 +112,8 @@ class Connection:
             self._session.schema_commits, self._session.replay = schema_commits, replay
             self._session.can_write = can_write
             self.isolation, self.isolation_level, self.autocommit = isolation, isolation_level, autocommit
+            if write_lock:
+                self._session.lock = _write_lock(link, LOCK_S if timeout is None else timeout)
         except BaseException:
             self.close()
             raise
@@ -150,6 +156,8 @@ class Connection:
     def close(self) -> None:
         """Close the session and roll back its open transaction; a second close does nothing."""
         self._link.close()
+        if self._session.lock is not None:
+            self._session.lock.close()
 
     def __enter__(self) -> Self:
         self._check()
@@ -566,6 +574,20 @@ class Connection:
         self._run(work)
 
 
+def _write_lock(link: Link, timeout_s: float) -> "WriteLock":
+    """Return the write lock of a connection.
+
+    Raises:
+        NotSupportedError: the connection has no node's file, and with it no lock that several programs share.
+    """
+    if link.file is None:
+        why = "write_lock is shared by programs on a node's file: connect by its path, or add ?local=PATH to the URL"
+        raise NotSupportedError(why)
+    from bedrockish.dbapi.write_lock import WriteLock  # Windows lacks ``fcntl``
+
+    return WriteLock(link.file.database, link, timeout_s)
+
+
 def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
     def connect(*args: P.args, **kwargs: P.kwargs) -> Connection:
         """Open a session with a cluster. The first arguments are those of ``sqlite3.connect``, in the same order.
@@ -573,8 +595,8 @@ def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
         Args:
             url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session``, or the path of a node's file,
                 also as a URI of SQLite (``file:A.sqlite?mode=ro``); by default the environment variable BEDROCKISH_URL.
-            timeout: seconds for each call, at least 5; by default, and for 0, the value in the URL. No call waits for a
-                lock, so a shorter time has no meaning.
+            timeout: seconds for each call, at least 5; by default, and for 0, the value in the URL. Only a call with
+                ``write_lock`` waits for a lock: for this time, which may be 0, and by default for 5 s as in sqlite3.
             check_same_thread, cached_statements, uri: have no effect: threads may share a connection, the nodes compile
                 the statements, and a URL is always recognised.
             factory: class of the connection.
@@ -585,6 +607,8 @@ def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
             autocommit: as in sqlite3; False for the behaviour of PEP 249, where every statement is in a transaction.
             replay: after a conflict, repeat the transaction statement by statement, and continue it if each statement
                 has the same result as before; otherwise raise the error as without ``replay``.
+            write_lock: let transactions that write wait for each other, as on a SQLite file: those of all connections
+                of this machine to the node's file that have this option.
             schema_commits: make CREATE, ALTER and DROP transactions of their own that first commit the open
                 transaction, as MySQL does; otherwise they join the open transaction.
             detect_types: ``PARSE_COLNAMES`` converts columns named ``x [typename]``, ``PARSE_DECLTYPES`` columns whose

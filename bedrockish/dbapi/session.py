@@ -10,7 +10,8 @@ statements until ``rollback`` or ``commit`` was called. Otherwise the second hal
 without the first half.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from sqlite3 import SQLITE_ERROR, SQLITE_READONLY
@@ -41,6 +42,7 @@ from bedrockish.sqltext.transaction_control import (
 )
 
 if TYPE_CHECKING:
+    from bedrockish.dbapi.write_lock import WriteLock
     from bedrockish.local.transaction import LocalTransaction
 
 Statement = tuple[str, Any]
@@ -88,6 +90,7 @@ class Session:
         replay: whether to repeat a transaction after a conflict, and continue it if its results are the same.
         query_only: whether the program has set PRAGMA query_only, so that the connection refuses writes.
         can_write: False for a connection that was opened with ``mode=ro``.
+        lock: the write lock, which a transaction acquires at its first write; None without one.
     """
 
     def __init__(self, link: Link, read: str, timeout_s: float, trace: Callable[[str], None]) -> None:
@@ -100,6 +103,7 @@ class Session:
         self.changes = 0
         self.query_only = self.replay = False
         self.can_write = True
+        self.lock: WriteLock | None = None
         self._replayed: list[tuple[list[Statement], Told]] = []  # the open transaction's statements and results
         self._values = SessionValues()  # the values at the beginning of the open transaction
         self._open: BlockingTransaction | None = None
@@ -148,6 +152,10 @@ class Session:
             done = self._pragma(sql, params)
             if done is not None:
                 return done
+        with self._locking(sql, kind):
+            return self._run_prepared(sql, params, kind)
+
+    def _run_prepared(self, sql: str, params: Any, kind: str) -> Rows:
         self._check_no_action(kind, sql)
         self._prepare(kind, sql)
         if kind == SCHEMA and not self._needs_no_pragma and not makes_temporary(sql):
@@ -170,7 +178,7 @@ class Session:
             BedrockishError: see ``run``.
         """
         here = self._here
-        if here is None or not is_plain(sql):
+        if here is None or not is_plain(sql) or (self.lock is not None and not self.lock.is_held):
             return None
         try:
             result = here.run_again(sql, values)
@@ -245,6 +253,10 @@ class Session:
         Raises:
             BedrockishError: see ``Client.transact``.
         """
+        with self._locking(sql, kind):
+            return self._run_batches(sql, every, kind)
+
+    def _run_batches(self, sql: str, every: Sequence[Any], kind: str) -> int:
         self._check_no_action(kind, sql)
         self._prepare(kind, sql)
         total, before = 0, replace(self.link.values)
@@ -281,8 +293,27 @@ class Session:
         for sql in texts:
             self._check_writable(kind_of(sql), sql)
             self._trace(sql)
-        self.link.transact(list(texts), timeout=self.timeout_s, isolation=self.isolation)
+        with self._locking("", SCHEMA):
+            self.link.transact(list(texts), timeout=self.timeout_s, isolation=self.isolation)
         self.foreign_keys = False
+
+    @contextmanager
+    def _locking(self, sql: str, kind: str) -> Iterator[None]:
+        """Hold the write lock, if there is one, during a statement that writes, and to the end of its transaction."""
+        self._acquire(sql, kind)
+        try:
+            yield
+        finally:
+            if self._open is None:
+                self._release()
+
+    def _acquire(self, sql: str, kind: str) -> None:
+        if self.lock is not None and kind in (WRITE, SCHEMA) and not makes_temporary(sql):
+            self.lock.acquire()
+
+    def _release(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
 
     def _begins(self, kind: str) -> bool:
         """Return whether a statement of this kind opens a transaction."""
@@ -397,6 +428,7 @@ class Session:
             kind = kind_of(sql)
             # A statement of another kind may change settings, which ``run_again`` does not check.
             stays_here = stays_here and kind in (READ, WRITE)
+            self._acquire(sql, kind)
             if kind not in (READ, PRAGMA):
                 self._wrote = True
             if kind == SCHEMA:
@@ -508,6 +540,7 @@ class Session:
     def _forget(self) -> None:
         self._open, self._here, self._marks, self._began_by_mark = None, None, [], False
         self._replayed = []
+        self._release()
 
     def _control(self, control: Control, sql: str) -> Rows:
         kind = control.kind
@@ -515,6 +548,8 @@ class Session:
         if kind == BEGIN:
             if self._open is not None and not (self._implicit and self._open.is_open and not self._wrote):
                 raise SqlError("cannot start a transaction within a transaction", sql=sql)
+            if control.writes:
+                self._acquire(sql, WRITE)
             # BEGIN takes over a transaction that was opened implicitly, such as for a SELECT, and has not written yet.
             if self._open is None:
                 self._begin(implicit=False)

@@ -29,6 +29,7 @@ class Control:
 
     kind: str  # one of ``BEGIN``, ``COMMIT``, ``ROLLBACK``, ``SAVEPOINT``, ``RELEASE`` and ``ROLLBACK TO``
     name: str = ""  # name of the savepoint; empty for the first three kinds
+    writes: bool = False  # whether BEGIN announces a write: IMMEDIATE or EXCLUSIVE
 
 
 def parse_control(sql: str) -> Control | None:
@@ -58,10 +59,10 @@ def _parsed(sql: str) -> Control | None:
     found = _without_name(found)
     name = found[-1].name
     match [one.text.upper() for one in found]:
-        case ["BEGIN"] | ["BEGIN", "TRANSACTION" | "DEFERRED" | "IMMEDIATE" | "EXCLUSIVE"]:
+        case ["BEGIN"] | ["BEGIN", "TRANSACTION" | "DEFERRED"] | ["BEGIN", "DEFERRED", "TRANSACTION"]:
             return Control(BEGIN)
-        case ["BEGIN", "DEFERRED" | "IMMEDIATE" | "EXCLUSIVE", "TRANSACTION"]:
-            return Control(BEGIN)
+        case ["BEGIN", "IMMEDIATE" | "EXCLUSIVE"] | ["BEGIN", "IMMEDIATE" | "EXCLUSIVE", "TRANSACTION"]:
+            return Control(BEGIN, writes=True)
         case ["COMMIT" | "END"] | ["COMMIT" | "END", "TRANSACTION"]:
             return Control(COMMIT)
         case ["ROLLBACK"] | ["ROLLBACK", "TRANSACTION"]:

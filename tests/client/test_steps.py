@@ -236,7 +236,7 @@ def test_statement_without_an_answer_in_time_fails() -> None:
     ],
 )
 def test_control_statements_are_recognised(sql: str, kind: str, name: str) -> None:
-    assert parse_control(sql) == Control(kind, name)
+    assert parse_control(sql) == Control(kind, name, writes="immediate" in sql.lower())
 
 
 @pytest.mark.parametrize(

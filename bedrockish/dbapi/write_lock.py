@@ -1,0 +1,105 @@
+"""The write lock of SQLite, for programs that rely on it: one transaction at a time writes through a node's file.
+
+A node needs no such lock, because it finds each conflict at COMMIT. Some programs do not run a transaction again, or
+use ``BEGIN IMMEDIATE`` as a mutex. With the lock, their connections wait for each other as on a file of SQLite, also
+in several processes of one machine. Transactions of other machines, and of connections without the lock, still
+conflict at COMMIT.
+
+The lock is ``flock`` on a file next to the node's file, which the system releases when a process ends. The file has the
+session's token of the last holder, so that the next one sees its commits.
+"""
+
+import fcntl
+import os
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+from bedrockish.client.blocking import Connection as Link
+from bedrockish.common.forks import watch_forks
+from bedrockish.common.pauses import monotonic
+from bedrockish.errors import BedrockishError, ClientClosedError, ConfigError, ConflictError
+
+SUFFIX, TOKEN_MAX = "-lock", 1 << 16
+FIRST_S, LONGEST_S = 0.001, 0.02  # the pauses between two attempts
+
+
+class WriteLock:
+    """The lock of one connection, which its open transaction holds from its first write to its end.
+
+    Args:
+        database: the path of the node's file.
+        timeout_s: how long to wait while another connection holds the lock.
+    """
+
+    def __init__(self, database: str, link: Link, timeout_s: float) -> None:
+        self._path, self._link, self._timeout_s = database + SUFFIX, link, timeout_s
+        self._guard = threading.Lock()  # held while the file is used: another thread may close the connection
+        self._file: int | None = None
+        self.is_held = False
+        watch_forks(self)
+
+    def acquire(self) -> None:
+        """Acquire the lock, if the connection does not hold it.
+
+        Raises:
+            ConflictError: another connection has held the lock until the time was over.
+            ConfigError: the file of the lock cannot be opened.
+        """
+        if self.is_held:
+            return
+        until, pause_s = monotonic() + self._timeout_s, FIRST_S
+        while not self._try():
+            if monotonic() > until:
+                raise ConflictError(f"another transaction has held {self._path} for {self._timeout_s:g} s; try again")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_S)
+
+    def _try(self) -> bool:
+        """Acquire the lock if no other connection holds it, and see the commits of its last holder."""
+        with self._guard:
+            if self._link.closed:
+                raise ClientClosedError("this connection is closed; open another")
+            file = self._open() if self._file is None else self._file
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self.is_held = True
+            token = os.pread(file, TOKEN_MAX, 0)
+        if token:
+            with suppress(BedrockishError):  # the token of a cluster whose file was here before
+                self._link.token = token
+        return True
+
+    def release(self) -> None:
+        """Release the lock, if the connection holds it."""
+        with self._guard:
+            if self.is_held and self._file is not None:
+                token = self._link.token
+                os.pwrite(self._file, token, 0)
+                os.ftruncate(self._file, len(token))
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+                self.is_held = False
+
+    def close(self) -> None:
+        """Close the file, which releases the lock."""
+        with self._guard:
+            if self._file is not None:
+                self._finalizer()
+                self._file, self.is_held = None, False
+
+    def after_fork(self) -> None:
+        """Leave the lock to the parent: closing the child's copy of the file does not release it."""
+        self._guard = threading.Lock()
+        self.close()
+
+    def _open(self) -> int:
+        try:
+            file = self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            why = f"the write lock {self._path} cannot be opened: {error.strerror}; let the program write it"
+            raise ConfigError(why) from error
+        self._finalizer = weakref.finalize(self, os.close, file)
+        return file

@@ -8,7 +8,7 @@ import apsw
 
 from bedrockish.api.requests import STRICT, Request
 from bedrockish.engine.execution.open_transaction import TransactionWork
-from bedrockish.engine.execution.temporary import TemporaryTransaction
+from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError
 from bedrockish.local.program_functions import Give
@@ -48,11 +48,11 @@ class WithTemporary(LocalTransaction):
                 raise
 
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:
-        held = self._file_workspace.held
-        assert held is not None
+        workspace = self._file_workspace.workspace
+        assert isinstance(workspace, TemporaryWorkspace)
         if self._like is not None:
             work.follow(self._like)
-        self._running = running = TemporaryTransaction(held, work, raise_node_needed)
+        self._running = running = TemporaryTransaction(workspace, work, raise_node_needed)
         running.may_read_system = self.request.read != STRICT
         self._work = work
         self._work.base, self._work.schema = dict(moment.vector), moment.schema

@@ -16,6 +16,7 @@ from bedrockish.api.temporary import FRESH
 from bedrockish.common.forks import FORKING, Lock, stand_still, wait_at_forks, watch_forks
 from bedrockish.common.pauses import monotonic
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.temporary import TemporaryWorkspace
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, DeadlineError, TemporaryLostError, UnavailableError, UnsupportedError
 from bedrockish.local import connections
@@ -183,8 +184,8 @@ class LocalTransactions:
             self.lose_temporary()
             file_workspace = self._temporary = FileWorkspace(self.pool, published, facts, has_temporary=True)
             self._temporary_name = request.temporary.removeprefix(FRESH)
-        assert file_workspace.held is not None
-        if file_workspace.held.transaction is not None:
+        assert isinstance(file_workspace.workspace, TemporaryWorkspace)
+        if file_workspace.workspace.transaction is not None:
             if any(one.keeps_rows for one in list(self._open.values())):
                 raise UnsupportedError(
                     "another open transaction of the session uses its TEMP objects; end that transaction first"

@@ -46,7 +46,6 @@ class FileWorkspace:
     def __init__(
         self, pool: "WorkspacePool", published: Published, facts: PublishedFacts, *, has_temporary: bool = False
     ) -> None:
-        self.held: TemporaryWorkspace | None = None
         self._published, self.facts, self._pool = published, facts, pool
         self._dbs: list[apsw.Connection] = []
         self._wal: io.FileIO | None = None
@@ -64,9 +63,7 @@ class FileWorkspace:
             connector = Connector(
                 self._reader, pool.prepare, self._wal.fileno(), pool.ids, limits, locks, schema, pool.access
             )
-            if has_temporary:
-                self.held = TemporaryWorkspace(connector, TEMPORARY_BYTES)
-            self.workspace = self.held.workspace if self.held is not None else Workspace(connector)
+            self.workspace = TemporaryWorkspace(connector, TEMPORARY_BYTES) if has_temporary else Workspace(connector)
             self.workspace.scope.locks = None  # only the node knows which rows are locked
             self.workspace.scope.tick = raise_node_needed
         except BaseException:

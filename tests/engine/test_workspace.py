@@ -262,7 +262,7 @@ def test_temporary_objects_outlive_an_interrupt_after_the_last_statement(
         running = TemporaryTransaction(held, TransactionWork(True, "command", ""), lambda: 1)
         running.take_snapshot(engine.flushed, engine.moment())
         assert in_thread(running.open) is None
-        held.workspace.stop(DeadlineError("enough"))
+        held.stop(DeadlineError("enough"))
         running.close()
         assert not held.is_broken
     held.close()

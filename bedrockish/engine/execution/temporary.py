@@ -41,39 +41,34 @@ AND own.name NOT LIKE 'sqlite!_%' ESCAPE '!' LIMIT 1
 """
 
 
-class TemporaryWorkspace:
-    """The workspace with the TEMP objects of one session; its TEMP tables may take ``most_bytes``."""
+class TemporaryWorkspace(Workspace):
+    """The workspace with the TEMP objects of one session."""
 
-    def __init__(self, connector: Connector, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self.workspace = Workspace(connector)
-        self.workspace.temporary_bytes = most_bytes
+    def __init__(self, connector: Connector, temporary_bytes: int) -> None:
+        super().__init__(connector)
+        self.temporary_bytes = temporary_bytes
         self.transaction: TemporaryTransaction | None = None  # the open transaction of the session, or None
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the workspace's connections failed, so that the TEMP objects are lost."""
-        return self.workspace.is_broken
 
     def close(self) -> None:
         """Delete the TEMP objects; no thread may be using them."""
-        self.workspace.end()
-        self.workspace.close()
+        self.end()
+        super().close()
 
 
 class TemporaryTransaction(OverlayTransaction):
     """One transaction of a session with TEMP objects; its end leaves the session's workspace open.
 
     Args:
-        held: the session's workspace; no other transaction may be open on it.
+        workspace: the session's workspace; no other transaction may be open on it.
         work: the open transaction, which may have run statements on the writing connection.
         tick: returns values of the node's clock.
     """
 
-    def __init__(self, held: TemporaryWorkspace, work: TransactionWork, tick: Callable[[], int]) -> None:
-        super().__init__(held.workspace, work, tick)
-        self._held = held
-        held.transaction = self
+    workspace: TemporaryWorkspace
+
+    def __init__(self, workspace: TemporaryWorkspace, work: TransactionWork, tick: Callable[[], int]) -> None:
+        super().__init__(workspace, work, tick)
+        workspace.transaction = self
         self._defined = False
 
     def close(self, *, is_lost: bool = False) -> None:
@@ -83,7 +78,7 @@ class TemporaryTransaction(OverlayTransaction):
         self.is_closed = True
         workspace = self.workspace
         workspace.is_broken = workspace.is_broken or is_lost
-        self._held.transaction = None
+        workspace.transaction = None
         workspace.leave_work()
         if self._defined and self._writer is not None:
             self.executor.texts.forget()
@@ -149,8 +144,8 @@ class TemporaryTransaction(OverlayTransaction):
             if not self.work.over:
                 self._end = None  # the statement alone is undone, and the next one may need less room
             raise TooLargeError(
-                f"the TEMP tables of a session take at most {self._held.most_bytes} bytes (temporary_bytes_max); drop "
-                "some of them, or copy less",
+                f"the TEMP tables of a session take at most {self.workspace.temporary_bytes} bytes "
+                "(temporary_bytes_max); drop some of them, or copy less",
                 sql=piece.sql,
             ) from error
         if piece.defines:

@@ -122,7 +122,7 @@ class StatementTimeoutError(TooLargeError):
 
 class VoidedError(UsageError):
     """Raised for a command whose transaction was decided but fitted the tables of no node, so that an operator had
-    all members skip its changes. It did not happen. To run it all the same, send it under a new id.
+    all members skip its changes. It did not happen. To run the command nevertheless, send it under a new id.
     """
 
     code = "voided"

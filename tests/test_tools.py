@@ -271,7 +271,7 @@ def test_demo_check_detects_each_false_result(books: tuple[sqlite3.Connection, T
 
 
 def test_quantiles_are_interpolated() -> None:
-    """The value that a share of all does not exceed."""
+    """A quantile is the value that this share of all values does not exceed."""
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.0
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.99) == 4.0
     assert quantile([], 0.5) != quantile([], 0.5)

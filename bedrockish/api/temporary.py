@@ -29,7 +29,7 @@ class Temporary:
         """Record the answer to a request with the name: its error, or None if it succeeded.
 
         If the first object could not be made, as in a transaction that changes the schema, no node knows the name. A
-        later request that makes no object succeeds all the same, so its success does not set ``is_made``.
+        later request that makes no object succeeds nevertheless, so its success does not set ``is_made``.
 
         Args:
             first: the index of the first statement that makes an object; None if no statement of the request does.

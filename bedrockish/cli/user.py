@@ -71,7 +71,7 @@ def grant(url: str, name: str, role: str, table: str, mode: str | None) -> None:
 
 
 def _odd_table(url: str, table: str) -> str:
-    """Return a warning about a role for a table that may be a mistake; the role is granted all the same."""
+    """Return a warning about a role for a table that may be a mistake; the role is granted nevertheless."""
     query = "SELECT type FROM sqlite_schema WHERE name = ? COLLATE NOCASE AND type IN ('table', 'view')"
     with connect(url) as connection:
         rows = connection.execute(query, [table]).rows

@@ -31,7 +31,7 @@ BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds
 ASK_S = 0.01  # how long a closing thread waits before it interrupts the running statement again
 BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # most tries to ask a busy connection for its file; seconds between two
 # The open connections, each with the device and the inode of its file. A connection that was never closed leaves by its
-# weak reference. No lock guards this: each operation is atomic, and a finalizer may run in the midst of any other.
+# weak reference. No lock guards this: each operation is atomic, and a finalizer may run between any two operations.
 _open: dict[object, tuple[int, int]] = {}
 _lock = threading.Lock()  # held while the audit hook is installed
 _opening = threading.Lock()  # held while a thread checks whether another library has the file open

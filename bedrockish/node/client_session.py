@@ -306,7 +306,7 @@ class _Session:
                 status = node.status()
                 return status.get("nodes", {}) if op == wire.NODES else status
             case wire.Execute():
-                raise AssertionError("a command is begun without a task")
+                raise AssertionError("a command reached the code for other calls")
 
     async def _explain(self, number: int, statement: Statement, asked: Mapping[str, Any] | None) -> Any:
         transaction = (asked or {}).get("transaction")

@@ -37,7 +37,7 @@ class Publisher:
         engine = self._engine
         try:
             page = Page(engine.publication.path, engine.batch.number, self._changes_bytes, PAGE_MODE)
-        except (ConfigError, OSError) as error:  # the node serves by its addresses all the same
+        except (ConfigError, OSError) as error:  # the node still serves by its addresses
             logger.warning("programs of this machine cannot open %s: %s", engine.publication.path, error)
             return
         self._page = page

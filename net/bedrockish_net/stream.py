@@ -419,7 +419,7 @@ class Link:
             self._take_read(data, trio.current_time())
 
     def read_on(self) -> None:
-        """Resume reading, if the link is open and not held up."""
+        """Resume reading, if the link is open and ``_is_held_up`` is false."""
         if self._read_loop is None:
             self._reader.unpark_all()
         elif self._scope is not None and not (self._is_watched or self._over or self._is_held_up()):

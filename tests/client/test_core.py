@@ -194,7 +194,7 @@ ERRORS = [
 
 
 def test_definite_answer_is_final_after_repeated_sends() -> None:
-    """The second attempt at a schema change that the data forbade gets the final answer of the first."""
+    """If the data forbade a schema change, its second attempt gets the first attempt's final answer."""
     assert judge(ConstraintError("x", decided=True), lost=1, harmless=False) is FailureMeaning.FINAL
 
 

@@ -240,7 +240,7 @@ def become_reader(client: SocketClient, number: int) -> None:
 def test_calls_after_an_interrupted_call_get_their_own_answers(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, before: Callable[..., None]
 ) -> None:
-    """Otherwise a later call may get the interrupted call's outcome, find no link dialled, or no thread reading."""
+    """Otherwise a later call could get the interrupted call's outcome, find no link, or have no reading thread."""
     with serving() as url, connect(url) as client:
         assert client.execute("SELECT ?", (0,)).value() == 0
         if owner is ClientCredentials:

@@ -299,7 +299,7 @@ async def test_batch_is_one_request_and_concurrent_calls_share_a_link() -> None:
 
 
 async def test_error_of_a_repeated_command_covers_the_first_attempt() -> None:
-    """The first answer was lost and the second attempt fails; the client finds out the outcome of the first."""
+    """The first answer was lost, and the second attempt fails; the client asks for the outcome of the first attempt."""
     settled: list[Answer | BedrockishError] = []
 
     class Settles:

@@ -1,4 +1,4 @@
-"""Constraints between nodes: what one forbids never happens, wherever the transactions that race for it run."""
+"""Constraints between nodes: no race of transactions breaks one, at whichever nodes they run."""
 
 import sqlite3
 import uuid

@@ -1,4 +1,4 @@
-"""Texts that are dear to compile and to analyse: answered at every way in, while other clients go on."""
+"""Texts that are expensive to compile and to analyse: each interface answers them, and other clients go on."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 ATTEMPTS = 4
 LONGEST_MS = 1_500.0  # the longest short read or write; on an idle machine it is below 100 ms
 IDS = ",".join(map(str, range(50_000)))
-SOME = 50  # statements of the other clients before the dear one
+SOME = 50  # statements of the other clients before the expensive one
 SCHEMA = (
     "CREATE TABLE page(id INTEGER PRIMARY KEY, html TEXT, n INTEGER)",
     "CREATE TABLE other(id INTEGER PRIMARY KEY, n INTEGER)",

@@ -161,7 +161,7 @@ def test_init_overwrites_no_file(tmp_path: Path) -> None:
 
 
 def test_a_database_with_tables_is_not_one_of_three_founders(tmp_path: Path) -> None:
-    """The other two founders would be a majority without the rows, and would treat the rows as damage."""
+    """The other two founders would begin without the rows, be a majority, and treat the rows as damage."""
     home = tmp_path / "prod"
     ports = free_ports(3)
     assert program("init", str(home), *(f"127.0.0.1:{port}" for port in ports)).returncode == 0

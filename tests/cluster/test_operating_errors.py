@@ -43,7 +43,7 @@ async def until_said(cluster: LocalCluster, index: int, words: str) -> None:
 
 
 async def test_second_node_under_a_learners_name_is_refused(tmp_path: Path) -> None:
-    """The second node is refused while the first one runs; if it took the place, the first one gets an error."""
+    """While the first node runs, the second is refused; if the second was faster, the first gets an error."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         first = newcomer(cluster, "D")
@@ -115,7 +115,7 @@ async def test_members_are_changed_through_a_learner(tmp_path: Path) -> None:
 
 
 async def test_second_process_on_a_file_ends(tmp_path: Path) -> None:
-    """The second ends with one line, and the first does not notice."""
+    """The second process ends with one line of error, and the first goes on."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         node = cluster.nodes[0]

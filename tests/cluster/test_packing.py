@@ -42,7 +42,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def packed(path: Path) -> int:
-    """Return how many entries of a file have no bytes of their own, as any SQLite sees it."""
+    """Return the number of packed entries in a file: in the table itself, their bodies are empty."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         return int(db.execute("SELECT count(*) FROM bedrockish_journal WHERE body = x''").fetchone()[0])
 

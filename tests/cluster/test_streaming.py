@@ -144,7 +144,7 @@ async def test_stream_has_the_rows_of_one_moment_at_the_readers_pace(cluster: Lo
 
 
 async def test_cancelled_stream_leaves_the_connection_usable(alone: LocalCluster) -> None:
-    """Endless results: given up in the middle, cancelled before and while a batch is awaited, and one too many."""
+    """Readers leave an endless stream midway, or are cancelled before or during a batch; wrong streams are refused."""
     await ready(alone)
     async with open_client(alone.url()) as client:
         async with client.stream(ENDLESS) as rows:

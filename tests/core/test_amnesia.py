@@ -114,8 +114,9 @@ def test_restarted_peer_notices_a_copy_from_before_a_start_it_has_seen() -> None
 
 
 def test_file_that_no_longer_has_an_old_start_is_accepted() -> None:
-    """After very many starts of another node, an absent peer cannot know which of them the file has had, and must not
-    guess.
+    """A file keeps ``STARTS_MAX`` starts.
+
+    A peer that has last seen an older start cannot compare, and accepts the file.
     """
     known, file = Disk().start(), File().start(b"first")
     known.judge("B", file.info, MEMBERS)

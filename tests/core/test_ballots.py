@@ -88,7 +88,7 @@ def test_a_decided_rollback_is_known_after_a_restart() -> None:
 
 
 def test_an_acceptance_of_another_ballot_does_not_count() -> None:
-    """That acceptance was for another proposer's value, or for an earlier round."""
+    """The acceptance was for another proposer's value, or for an earlier round."""
     net = Net("ABC")
     txid = begin(net)
     net.play("B", "suspect", txid)
@@ -258,7 +258,7 @@ def test_a_session_waits_until_its_time_is_safe() -> None:
 
 
 def test_read_token_covers_the_sessions_token() -> None:
-    """This holds also if a label was lost with its holders, and safe time stood in for it."""
+    """The token covers it even if a commit's label was lost with its holders, and only safe time shows the commit."""
     net = Net("ABC")
     core = net.places["A"].core
     core.state.clock.safe = 5

@@ -56,7 +56,7 @@ def test_clocks_are_in_the_order_of_their_moments(one: int, two: int, count: int
 
 @given(ANY_MS, st.integers(0, COUNTER_MAX), st.integers(-100_000, 100_000))
 def test_a_clock_is_moved_by_milliseconds_of_the_wall(ms: int, count: int, by_ms: int) -> None:
-    """This holds before, after and across July 2037, and the order of clocks stays."""
+    """A clock moves alike before, after and across July 2037, and the order of clocks stays."""
     clock = pack(ms, count if ms < BEND_MS else count & (1 << LATER_BITS) - 1)
     assert milliseconds(moved(clock, by_ms)) == ms + by_ms
     assert moved(clock, by_ms) <= moved(clock + 1, by_ms)
@@ -223,7 +223,7 @@ def test_walls_that_were_set_back_for_good_limit_later_leaps() -> None:
 
 
 def test_walls_years_ahead_of_the_file_are_not_followed_at_a_start() -> None:
-    """Otherwise the node would be of no use: the others refuse its clock, also after its machine's clock is right."""
+    """Otherwise the others would refuse the node's clock, even after its machine's clock was corrected."""
     start, year = 1_700_000_000_000, 366 * 86_400_000
     clock = Clock(Settings(), Now(0.0, start), pack(start))
     for second, ahead in ((0, 70 * year), (10, 70 * year), (11, 70 * year), (20, 60_000), (21, 60_000)):

@@ -164,7 +164,7 @@ def test_repeated_command_of_a_forgotten_transaction_happens_once_within_millise
 
 
 def test_leader_whose_tables_a_forgotten_transaction_did_not_fit_rolls_it_back_unasked() -> None:
-    """Otherwise a recovery commits it with the votes of the others, and no node may be able to apply it."""
+    """Otherwise a recovery would commit it by the votes of the others, although perhaps no node can apply it."""
     net, txid = forgotten()
     net.flights.clear()  # the questions of the voters are lost
     net.said.clear()

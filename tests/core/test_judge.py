@@ -1,10 +1,9 @@
 """``judge`` compared with every reachable state: it never proposes the opposite of a possible decision.
 
-The model knows nothing of ``judge``. It has what voters do with one transaction X and its rivals, one step of one node
-at a time: approve, give up, accept an abort, learn an end, forget it, promise. In every state that can be reached,
-whoever can be asked is asked, in every combination; and where X is, or can still be, committed by its leader, no
-answers may lead to an abort; where its abort is decided, or a rival is committed that it has not seen, none may lead to
-a commit.
+The model knows nothing of ``judge``. Its steps are those of voters with one transaction X and its rivals, one node at a
+time: approve, give up, accept an abort, learn an end, forget it, promise. In every state that can be reached, each
+combination of the voters in reach is asked. If X is committed by its leader, or can still be, no answers may lead to an
+abort. If X's abort is decided, or a rival outside its base is committed, no answers may lead to a commit.
 """
 
 import itertools
@@ -36,10 +35,10 @@ class Rival:
     """The state of one rival at one voter.
 
     Attributes:
-        state: how it stands there.
+        state: the rival's state at the voter (``NONE`` to ``COMMITTED``).
         promised: whether the voter has promised the rival to a recovery, so that its leader's rollback is refused.
-        late: its abort was accepted here, or its end learned, at a clock that is later than X.
-        forgot: its leader, this voter, has begun it, and has lost its own vote in a crash.
+        late: the voter accepted the rival's abort, or learned its end, at a clock later than X.
+        forgot: this voter has begun the rival as its leader, and has lost its vote in a crash.
     """
 
     state: int = NONE
@@ -62,7 +61,7 @@ class Rival:
 class Voter:
     """One voter. ``late``: its clock is later than X. ``answer``: (standing, accepted, blockers, ended, safe) if asked.
 
-    ``safe`` is the clock up to which it has forgotten how rivals ended.
+    ``safe`` is the clock up to which the voter has forgotten the ends of rivals.
     """
 
     rivals: tuple[Rival, ...]
@@ -77,7 +76,7 @@ class Voter:
         return (self.approved and not self.gave_up) or (self.answer is not None and self.answer[0] == Standing.HELD)
 
     def set(self, rival: int, known: Rival) -> "Voter":
-        """Return the voter with something else known of a rival."""
+        """Return the voter with another state of a rival."""
         return replace(self, rivals=(*self.rivals[:rival], known, *self.rivals[rival + 1 :]))
 
 

@@ -69,7 +69,7 @@ def test_begin_carries_no_rollback_of_another_leader() -> None:
 
 
 def test_voter_accepts_the_rollbacks_in_a_recover() -> None:
-    """Otherwise the earlier attempt would block this one, and no leader would end it."""
+    """Otherwise the earlier attempt would block the recovered one, and no leader would end the earlier attempt."""
     one = One(ABC)
     first = transaction("A", 1)
     one.hear("A", Begin(first.body))
@@ -95,7 +95,7 @@ def test_approval_of_a_learner_does_not_count() -> None:
 
 
 def test_leader_does_not_begin_against_its_own_pending_conflict() -> None:
-    """Otherwise both would have this node's approval."""
+    """Otherwise both transactions would have this node's approval."""
     net = Net("ABC")
     first = begin(net, approvers="")
     net.ask("A", add("Q", "x"))
@@ -284,7 +284,7 @@ def test_retired_timeline_is_in_every_base_after_a_restart() -> None:
 
 
 def test_client_learns_that_a_command_did_not_happen_after_its_last_attempt() -> None:
-    """The other one of two attempts may still commit, and then the client gets another answer."""
+    """Another attempt may still commit, and then the client gets the answer of that attempt."""
     net = Net("ABC")
     core = net.places["A"].core
     one, other = transaction("A", 1), transaction("A", 2)
@@ -347,7 +347,7 @@ def test_wall_clock_is_followed_only_near_the_others() -> None:
 
 
 def test_learner_follows_its_wall_clock_only_up_to_that_of_the_only_voter() -> None:
-    """Otherwise its clients would wait for a clock that the voter reaches only later."""
+    """Otherwise the learner's clients would wait for a clock that the voter reaches only later."""
     one = One(membership(0, "A", "B"))
     one.node.state.set_now(Now(0.02, WALL + 3_600_000))
     assert one.node.state.clock.followed_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms

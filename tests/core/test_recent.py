@@ -137,7 +137,7 @@ def test_second_label_that_arrives_late_counts_for_packed_commits(segment: int) 
 
 
 def test_settled_commits_are_packed_in_several_steps() -> None:
-    """Packing all commits of a minute at once would hold up the loop for a second."""
+    """Packing all commits of a minute at once would block the loop for a second."""
     recent, width = CommitWindow(), 40
     count = 10 * KEYS_AT_ONCE // width
     for number in range(1, count + 1):

@@ -227,7 +227,7 @@ def _with_change(place: Place, execute: Callable[..., Event], number: int, *more
 
 @pytest.mark.parametrize("delay_s", [STEP_S, 0.06, 0.2])
 def test_change_of_members_commits_while_all_nodes_write(delay_s: float) -> None:
-    """It conflicts with every transaction, and at each execution another node has begun one more."""
+    """The change conflicts with every transaction, and at each execution another node has begun one more."""
     net = Busy(delay_s=delay_s)
     place = net.places["A"]
     place._execute = partial(_with_change, place, place._execute)  # type: ignore[method-assign]

@@ -44,7 +44,7 @@ def queues(count: int) -> tuple[WaitQueue, Ready]:
 
 
 def test_one_of_the_requests_that_waited_for_rows_goes_on() -> None:
-    """The other requests would only conflict with it, so they stay behind it."""
+    """The other requests would only conflict with the first one, so they stay behind it."""
     found, ready = queues(3)
     found.released(Txid(7, "B"), ROWS)
     assert list(ready.queue) == [0]

@@ -78,7 +78,7 @@ def test_commands_of_different_isolation_do_not_share_a_transaction() -> None:
 
 
 def test_transaction_has_at_most_group_max_commands() -> None:
-    """The next transaction takes the others."""
+    """The next transaction takes the further commands."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(GROUP_MAX + 20)))
     net.run(2.0)

@@ -64,7 +64,10 @@ def test_role_includes_lower_roles_and_is_revoked_with_higher_roles() -> None:
 
 
 def test_removed_user_stays_known_and_may_return() -> None:
-    """Otherwise a configuration's line of that name would be valid again; also if the cluster never had the name."""
+    """Otherwise a line of this name in a configuration would be valid again.
+
+    This includes names that the cluster never had.
+    """
     gone = change(change(ONE, USER_ADD, "ann", "writer", secret=HASH), USER_REMOVE, "ann")
     assert gone.users["ann"] is None
     assert change(ONE, USER_REMOVE, "of_a_configuration").users["of_a_configuration"] is None

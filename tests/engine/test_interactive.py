@@ -382,9 +382,7 @@ def test_failed_statement_of_a_batch_undoes_the_whole_batch(desk: Desk, sql: str
 
 
 def test_statements_unsuited_to_a_batch_run_one_by_one(desk: Desk) -> None:
-    """These are statements that read, loop, return rows, fire triggers or run for the first time, and rows that the
-    hook cannot show.
-    """
+    """They read, loop, return rows, fire triggers, run for the first time, or change rows that the hook cannot show."""
     plain(desk)
     work = desk.begin()
     texts: list[tuple[str, Any]] = [

@@ -81,7 +81,7 @@ def test_texts_that_are_not_unicode_have_keys() -> None:
 
 
 def test_integer_and_equal_float_have_the_same_key_bytes() -> None:
-    """This holds in every encoding, because SQLite treats 1 and 1.0 as equal."""
+    """SQLite treats 1 and 1.0 as equal, so their keys are equal in every encoding."""
     for number in (0, 1, 2, 7, 255, 10**9, 2**53 - 1, 2**53, 2**54, 2**62):
         assert encode(number) == encode(float(number)), number
         assert encode(-number) == encode(float(-number)), number

@@ -116,7 +116,7 @@ def test_merging_leaves_out_transactions_of_another_kind_or_state(one: Prepared)
 
 
 def test_merging_leaves_out_transactions_that_have_lost() -> None:
-    """The first is returned as it is, because its program gets the conflict."""
+    """If the first transaction has lost, it is returned alone, and its program gets the conflict."""
     lost = {"c1"}
     parts = part(writes="a"), part(writes="b"), part(writes="d")
     assert names(merged(*parts, move_up=lambda name, one: None if name in lost else one)) == ["c2"]

@@ -203,7 +203,7 @@ def test_nondeterministic_statements_of_a_schema_change_are_refused(shop: TestNo
 
 @pytest.mark.parametrize("sql", ["INSERT INTO item(name) {}", "SELECT EXISTS ({})", "CREATE TABLE told AS {}"])
 def test_statistics_that_a_schema_change_has_gathered_are_not_read_in_it(shop: TestNode, sql: str) -> None:
-    """They have the node's own tables until the end of the change, and would differ between nodes."""
+    """Until the end of the change, the statistics include the node's own tables, and so differ between nodes."""
     shop.run("ANALYZE")
     reads = sql.format("SELECT stat FROM sqlite_stat1 WHERE tbl GLOB 'bedrockish*'")
     shop.prepare("ALTER TABLE migration ADD COLUMN more", reads)

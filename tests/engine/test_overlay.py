@@ -111,7 +111,7 @@ def test_restarted_wal_is_not_read(bench: Bench) -> None:
 
 
 def test_views_of_one_wal_read_the_header_of_each_frame_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds also after a restart of the WAL. Each view keeps its own snapshot."""
+    """Each view keeps its own snapshot, and the headers are read once also after a restart of the WAL."""
     heads, pread = list[int](), os.pread
 
     def noted(file: int, count: int, at: int) -> bytes:
@@ -189,7 +189,7 @@ def test_overlay_shows_the_old_pages_of_a_file_that_was_shortened(bench: Bench, 
 
 
 def test_rolled_back_overlay_writes_are_invisible_at_the_next_moment(bench: Bench) -> None:
-    """This holds also for pages that SQLite wrote because its cache was full, and restored at the rollback."""
+    """The test includes pages that SQLite wrote because its cache was full, and restored at the rollback."""
     moment = bench.begin()
     db = bench.look(moment)
     db.pragma("cache_size", 10)

@@ -142,7 +142,7 @@ def test_old_log_is_durably_gone_before_the_new_file_has_its_name(pair: Pair, mo
 
 
 def test_copy_that_lacks_a_commit_is_refused(pair: Pair) -> None:
-    """Otherwise the node would give the ticks of its timeline a second time."""
+    """Otherwise the node would assign ticks of its timeline a second time."""
     pair.fetch()
     pair.engine.apply(pair.source.entries[-1], repeat=False, applied_ms=0)
     pair.source.run("INSERT INTO t VALUES (50, 'later')")

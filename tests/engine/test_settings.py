@@ -252,7 +252,7 @@ def test_settings_affect_their_statement_only(node: TestNode) -> None:
 
 
 def test_statements_of_one_text_in_a_batch_all_run_with_their_setting(node: TestNode) -> None:
-    """This holds also if rows are returned, and if SQLite has cached the text without the setting."""
+    """The batch may return rows, and SQLite may have cached the text without the setting."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "CREATE TABLE said(x)", "INSERT INTO t VALUES (1, 0)")
     node.run("CREATE TRIGGER gone AFTER DELETE ON t BEGIN INSERT INTO said VALUES (old.x); END")
     for number, text in enumerate(("REPLACE INTO t VALUES (1, ?)", "REPLACE INTO t VALUES (1, ?) RETURNING x")):

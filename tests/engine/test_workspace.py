@@ -252,7 +252,7 @@ def test_workspace_stopped_before_a_statement_does_not_run_it(node: TestNode, wo
 def test_temporary_objects_outlive_an_interrupt_after_the_last_statement(
     node: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the ROLLBACK is interrupted about once in 1,000, and the TEMP objects of the session are lost."""
+    """Otherwise an interrupt would hit the ROLLBACK once in 1,000 times, and the session lose its TEMP objects."""
     for place in (executor, workspaces):
         monkeypatch.setattr(place, "STEPS", 1)  # the progress handler is called during each statement
     node.save()
@@ -308,7 +308,7 @@ def test_transaction_with_temporary_objects_that_is_stopped_before_it_opens_rais
 
 
 def test_statement_over_its_time_limit_is_interrupted_in_loop_and_worker(tmp_path: Path) -> None:
-    """The limit interrupts a run-away with an error of its own, in loop and worker, for reads and for writes."""
+    """The limit interrupts an endless statement with its own error, in loop and worker, for reads and for writes."""
     node = TestNode(tmp_path / "a.db", limits=Limits(statement_s=0.05))
     node.run("CREATE TABLE t(x)")
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n WHERE i < 0"

@@ -50,7 +50,7 @@ def test_ids_of_removed_commands_are_remembered_and_those_that_tell_their_time_c
 
 
 def test_command_ids_that_only_resemble_uuid7_do_not_affect_others() -> None:
-    """Such ids are remembered, without effect on other ids."""
+    """Ids that resemble a UUID of version 7 are remembered, without effect on other ids."""
     db = apsw.Connection(":memory:")
     store.create(db)
     db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value)")

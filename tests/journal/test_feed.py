@@ -110,7 +110,7 @@ def test_feed_names_all_commands_of_a_transaction(journal: sqlite3.Connection) -
 
 
 def test_feed_names_the_command_of_each_change(journal: sqlite3.Connection) -> None:
-    """This holds also if other tables are filtered out; a user is named only if the journal names one."""
+    """A filter by table changes no command's name; a user is named only if the journal names one."""
     made = [Change(table, ("n",), INSERT, n, n, None, (n,)) for n, table in enumerate("abba")]
 
     def commit(tick: int, shares: tuple[int, ...], users: tuple[str, ...] = ()) -> None:

@@ -90,7 +90,7 @@ def test_failing_sql_of_the_engine_raises_a_typed_error(
 
 
 def test_statement_that_waits_for_the_end_of_its_transaction_is_refused(db: Connection, table: str) -> None:
-    """Otherwise it would run on a connection that the other thread has closed."""
+    """Otherwise the statement would run on a connection that the other thread has closed."""
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
     one = here(db)._open[opened.command]

@@ -153,7 +153,7 @@ def test_voter_waits_for_commits_that_a_learners_program_has_seen(
 
 
 def test_transfers_of_learners_programs_keep_the_sum(db: Connection, cluster: LocalCluster, table: str) -> None:
-    """This holds also while one voter is stopped, and while another is killed."""
+    """One voter is stopped and another is killed in the meantime."""
     done, stop = [0, 0], threading.Event()
 
     def transfer(place: int) -> None:

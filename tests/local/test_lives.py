@@ -198,7 +198,7 @@ def test_file_of_a_node_that_was_removed_while_it_was_down_is_not_read(three: Lo
 
 
 def connect_until(node: LocalNode, until: float) -> None:
-    """Connect to a node's file again and again, until that fails; the node's page tells a change after a moment."""
+    """Connect to a node's file again and again until the connection fails; the node's page changes after a moment."""
     while time.monotonic() < until:
         bedrockish.connect(node.database).close()
         time.sleep(BEAT_S)

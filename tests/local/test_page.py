@@ -55,7 +55,7 @@ def test_page_has_the_bound_on_changes_of_its_node(database: str, page: Page) ->
 
 
 def test_page_never_publishes_an_older_durable_batch(database: str, page: Page) -> None:
-    """Two syncs may end in either order: the helper thread's, and that of the loop."""
+    """The sync of the helper thread and the sync of the loop may end in either order."""
     page.synced(9)
     page.synced(8)
     assert Published(database).facts().durable == 9
@@ -150,7 +150,7 @@ def test_page_generation_changes_when_the_node_withdraws_its_file(database: str,
 def test_node_that_does_not_update_its_page_counts_as_stopped(
     database: str, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds also after the machine slept, because the clock counts the time of the sleep."""
+    """The page counts as old also after a sleep of the machine, because its clock includes the sleep."""
     reader = Published(database)
     now = pages.now_ns()
     monkeypatch.setattr(pages, "now_ns", lambda: now + pages.SILENT_NS + 1_000_000_000)
@@ -159,7 +159,7 @@ def test_node_that_does_not_update_its_page_counts_as_stopped(
 
 
 def test_page_of_another_machine_is_refused(database: str, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The volume may be mounted by two machines, or a power failure has left the page."""
+    """Two machines may mount the volume, or the page may be left from before a power failure."""
     reader = Published(database)
     monkeypatch.setattr(pages, "boot_id", lambda: bytes(16))
     with pytest.raises(UnavailableError, match="another machine"):

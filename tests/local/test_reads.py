@@ -113,7 +113,7 @@ def test_row_is_shown_when_it_is_durable_and_not_before(bench: Bench) -> None:
 
 
 def test_no_read_waits_for_a_disk(bench: Bench) -> None:
-    """While batches are written and not synced, each read gets the last durable one."""
+    """While a written batch is not synced, each read shows the last durable batch."""
     bench.keep()
     assert bench.rows() == []
     for number in range(50):
@@ -187,7 +187,7 @@ def test_several_statements_see_one_moment(bench: Bench) -> None:
 
 
 def test_snapshot_that_no_read_uses_is_released(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot holds up checkpoints: within a tenth of a second after the last read the whole WAL can be copied."""
+    """A snapshot prevents checkpoints: a tenth of a second after the last read, the whole WAL can be copied."""
     with bench.reads.lock:  # until then, the snapshot is not released
         assert bench.rows() == []
         assert bench.reads._snapshots.readers[0].moment is not None
@@ -287,7 +287,7 @@ def test_other_sqlite_library_in_this_process_is_refused(bench: Bench, tmp_path:
 
 
 def test_two_threads_open_a_file_first_at_the_same_moment(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second thread may find the first one's descriptor before the first one's connection is counted."""
+    """The second thread may find the descriptor of the first thread before that thread's connection is counted."""
     published = page.Published(bench.reads.database)
     facts = published.facts()
     place = facts.device, facts.inode

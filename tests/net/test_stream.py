@@ -90,7 +90,7 @@ async def test_aclose_flushes_and_ends_the_other_ends_loop(autojump_clock: trio.
 
 
 async def test_a_slow_reader_overflows_and_the_link_is_dropped(autojump_clock: trio.testing.MockClock) -> None:
-    """The other end does not read; the send buffer is bounded, and the sender gets the reason of the end."""
+    """The other end does not read. The send buffer is bounded, and the sender gets the reason why the link ended."""
     limits = LinkLimits(outbox_bytes_max=10_000)
     async with half_link(limits) as (a, _):
         for _ in range(9):

@@ -281,7 +281,7 @@ def test_list_of_revoked_certificates_is_read_or_refused_with_its_line() -> None
 
 
 async def test_revoked_certificate_is_refused_and_its_links_end(authority: trustme.CA, tmp_path: Path) -> None:
-    """This holds for both sides of a link, for peers and clients, and for links that are open when the list is read."""
+    """The list holds for both ends of a link, for peers and clients, and for links that are open when it is read."""
     a, b = issue(authority, tmp_path, "node-a"), issue(authority, tmp_path, "node-b")
     revoked: set[int] = set()
     log: list[str] = []

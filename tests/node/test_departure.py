@@ -6,7 +6,7 @@ from bedrockish.node.departure import POLL_S, _poll
 
 
 async def test_drain_continues_after_an_unread_message(autojump_clock: trio.abc.Clock) -> None:
-    """A loop that was held up finds an idle transaction first, and its next step right after that."""
+    """After a stall, the loop finds the transaction idle, and reads the transaction's next step right after that."""
     told = iter([True, False, True, False, False, True])
     asked: list[bool] = []
 

@@ -68,7 +68,7 @@ class Node:
 
 @asynccontextmanager
 async def a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
-    monkeypatch.setattr(direct_reads, "TURN_S", 60.0)  # no read goes to the core because this process was held up
+    monkeypatch.setattr(direct_reads, "TURN_S", 60.0)  # a stall of this process sends no read to the core
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)

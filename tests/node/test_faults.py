@@ -257,7 +257,7 @@ async def test_damage_in_any_task_stops_the_node(error: Exception, text: str, de
 async def test_full_disk_in_an_order_of_an_operator_ends_the_node(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise its next batch would report a failed file and end the process, instead of waiting for room."""
+    """Otherwise the node's next batch would report a failed file and end the process, instead of waiting for room."""
     answers: list[BedrockishError] = []
     with trio.fail_after(60), pytest.RaisesGroup(NoRoomError, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
@@ -605,7 +605,7 @@ def test_long_texts_are_remembered_without_their_characters(runtime: Runtime) ->
 
 
 async def test_waiting_command_gets_the_place_of_a_stuck_one(runtime: Runtime) -> None:
-    """A stuck command loses its place after a while, at a moment without another event."""
+    """After ``STUCK_S`` a stuck command loses its place, also if no other event wakes the loop then."""
     workers = runtime.workers
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:

@@ -141,7 +141,7 @@ async def test_first_founder_by_name_draws_the_cluster_id_and_others_wait(caplog
 
 
 async def test_node_without_a_file_takes_the_cluster_id_of_a_member(caplog: pytest.LogCaptureFixture) -> None:
-    """This holds for the founder, too, whose file may have been lost."""
+    """The founder asks as well, because its file may be lost."""
     async with trio.open_nursery() as nursery:
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL})
         assert await find_cluster(config("B", A=port, B=2), ClientCredentials()) == ("shop's", LEVEL)

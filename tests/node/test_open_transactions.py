@@ -167,7 +167,7 @@ async def test_token_names_only_durable_commits(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_answers_from_system_tables_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tables have no keys in access sets, so any read of them waits."""
+    """Access sets have no keys of system tables, so each read of one waits."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         told(step(runtime, "tx", BEGIN))
@@ -228,7 +228,7 @@ async def test_transaction_with_a_read_one_batch_old_conflicts_when_it_writes(
 async def test_read_of_a_fresh_write_moves_the_snapshot_if_earlier_reads_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise even a young transaction would lose at its first write."""
+    """Otherwise the transaction would lose at its first write, however young it is."""
     monkeypatch.setattr(shared_writer, "AGAIN_S", 60.0)  # on a busy machine, a read may take longer
     async with running(tmp_path, monkeypatch) as (runtime, _):
         told(step(runtime, "tx", BEGIN))

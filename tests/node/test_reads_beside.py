@@ -193,7 +193,7 @@ async def test_read_beside_a_large_entry_returns_no_commit_that_is_not_durable(
 async def test_read_that_depends_on_the_large_batch_runs_again_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first read was on the batch of the large transaction, before that transaction."""
+    """At first the read ran on the open batch, before the large transaction in it."""
     async with a_node(tmp_path, monkeypatch) as node:
         node.disk.gate.clear()
         node.ask("small", "INSERT INTO t VALUES (-1, 'small')")  # its sync keeps the next batch open

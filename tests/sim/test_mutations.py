@@ -99,7 +99,7 @@ def test_all_faults_fit_the_code() -> None:
 
 @pytest.mark.slow
 def test_all_faults_are_caught(capsys: pytest.CaptureFixture[str]) -> None:
-    """This runs the whole list, in four minutes of a processor."""
+    """The test runs the whole list, in four minutes of a processor."""
     assert main([]) == 0, capsys.readouterr().out
 
 

@@ -46,7 +46,7 @@ def test_leader_recovers_a_transaction_promised_to_a_dead_recovery() -> None:
 
 @pytest.mark.parametrize("start", [1, 4])
 def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
-    """With clocks apart by all that is allowed, a delay shorter than a message's way, and leaders that die."""
+    """Clocks differ by the allowed maximum, the delay is shorter than a message's transit, and leaders die."""
     changed = 0
     for seed in range(start, start + 3):
         faults = ("crash", "kill", "pause", "one_way", "reset")
@@ -79,7 +79,7 @@ def test_simulator_wipes_only_as_many_files_as_a_quorum_permits(voters: int) -> 
 
 @pytest.mark.parametrize("start", [1, pytest.param(13, marks=pytest.mark.slow)])
 def test_laws_hold_when_nodes_restart_on_older_files(start: int) -> None:
-    """These worlds do little else, and clients write at the node with the older file, so that the file grows."""
+    """In these worlds nodes mostly restart on older files, and clients write there, so that the older file grows."""
     put_back = 0
     for seed in range(start, start + 12):
         options = draw_hard_options(seed).with_(

@@ -21,7 +21,7 @@ def nowhere(_: tuple[str, int]) -> Entry | None:
 
 
 def test_stamp_check_accepts_clocks_that_rise_with_acknowledgement() -> None:
-    """This holds also for overlapping calls in any order, and for a call without an answer."""
+    """The check also accepts overlapping calls in any order, and a call without an answer."""
     calls = [asked("a", 0, 1, 10), asked("b", 2, 4, 12), asked("c", 3, 5, 11), asked("d", 6, None, 0)]
     assert late_stamp(calls, nowhere, ()) == (3, "")
 

@@ -74,7 +74,7 @@ for _name, _why in {
     "temp_table_names": NO_TEMPORARY,
     "has_temp_table": NO_TEMPORARY,
     "temporary_views": NO_TEMPORARY,
-    "regexp_match": "REGEXP: pysqlite brings Python's re, which could hold up a node for ever",
+    "regexp_match": "REGEXP: pysqlite brings Python's re, which could block a node for ever",
 }.items():
     setattr(Bedrockish, _name, _closed(_why))
 

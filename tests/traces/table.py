@@ -269,7 +269,7 @@ class Table:
             self._keep(place, text, level, flight)
 
     def sync(self, name: str) -> None:
-        """Make a node's writes durable, and let out what waited for that."""
+        """Make a node's writes durable, and send the output that waited for that."""
         place = self.places[name]
         place.disk.sync()
         for line in place.kept:

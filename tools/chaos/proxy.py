@@ -30,8 +30,8 @@ class Line:
         self.source = source
         self.target = target
         self.target_port = target_port
-        self.port = 0  # the port to which the sender connects
-        self.caught = trio.Event()  # set when the trap has held the line
+        self.port = 0  # the port of this line, to which the sender connects
+        self.caught = trio.Event()  # set when ``set_trap`` has stopped the line
         self._listeners: list[trio.SocketListener] = []
         self._connections: set[trio.CancelScope] = set()
         self._cut = False
@@ -59,7 +59,7 @@ class Line:
         self._tell()
 
     def hold(self) -> None:
-        """Stop delivering, and keep the messages that arrive."""
+        """Stop delivering; keep the messages that arrive until ``heal``."""
         self._held = True
         self._tell()
 

@@ -29,7 +29,7 @@ DATABASE, RECORD = "SUITE_DATABASE", "SUITE_RECORD"
 SQLALCHEMY_PLUGINS = ("-p", "sqlalchemy.testing.plugin.pytestplugin", "-p", "tests.sqlalchemy_suite.plugin")
 DJANGO_PLUGIN = "bedrockish.django.functions"
 # The tests of the database backend; the rest of the suite tests requests, templates and forms. Each line is one run,
-# which creates the tables of all its models in one transaction: hundreds of tables would hold up the nodes.
+# which creates the tables of all its models in one transaction: hundreds of tables would block the nodes.
 DJANGO_GROUPS = """\
 aggregation annotations backends
 basic bulk_create constraints
@@ -193,7 +193,7 @@ def fetch_django(directory: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     archives = list(directory.glob("*.tar.gz"))
     if done.returncode or not archives:
-        raise DemoError(f"the source distribution of Django {installed} could not be had:\n{done.stderr.strip()}")
+        raise DemoError(f"the source distribution of Django {installed} is missing:\n{done.stderr.strip()}")
     with tarfile.open(archives[0]) as archive:
         archive.extractall(directory, filter="data")
     return next(directory.glob("*/tests/runtests.py")).parent

@@ -34,7 +34,7 @@ class Rollbacks:
                 self.give_up(txid)
 
     def give_up_forgotten(self, txids: Iterable[Txid]) -> None:
-        """Give up each of these transactions that this node began before its last start and has forgotten.
+        """Of these transactions, give up those that this node began before its last start and has forgotten.
 
         A BEGIN may leave before its leader's vote is durable. If the leader then crashes, voters hold a transaction of
         which the leader knows nothing. The leader has not committed it, and has lost the approvals. So the restarted

@@ -138,7 +138,7 @@ class Attempts:
         self._count(attempt)
 
     def _send_begin(self, attempt: Attempt) -> None:
-        """Send a BEGIN to the quickest voters, as many as a quorum needs; to all if leaders contend for its keys.
+        """Send a BEGIN to the quickest voters that make a quorum; to all voters if leaders contend for its keys.
 
         The other voters learn of the transaction by its COMMIT, or by its BEGIN when a first voter is late or rejects.
         Where leaders contend, each voter must know the transaction, so that none of them begins a rival.
@@ -155,7 +155,7 @@ class Attempts:
             state.timers.set(self.quickest.late_ms(asked), Timer.BEGIN_REST, attempt.transaction.txid)
 
     def _early(self, transaction: Transaction) -> Early | None:
-        """Return the facts that must be durable before a first BEGIN leaves; None: all writes of the step and our vote.
+        """Return the facts that must be durable before a first BEGIN leaves; None if all writes and our vote must be.
 
         A leader that loses its vote in a crash has also lost the approvals, so it can never commit the transaction, and
         may approve a rival. Only a recovery could be misled: it may count out a silent leader, because a leader must

@@ -383,12 +383,12 @@ def unknown(inflight: InFlight) -> BedrockishError:
     # The change is in the journal, so the client can ask again by the same id. Whether the data allows it is not known.
     if inflight.stage is Stage.ACTIVATING:
         return OutcomeUnknownError(
-            f"command {command} is committed, and its schema change was not in force in time; send it again with the "
-            "same id to learn whether it is",
+            f"command {command} is committed, and its schema change was not in force in time; send the command "
+            "again with the same id to learn whether the change came into force",
             command=command,
         )
     return OutcomeUnknownError(
-        f"no majority could be asked for the outcome of command {command}; send it again with the same id to learn it",
+        f"no majority could be asked for the outcome of command {command}; send the command again with the same id",
         command=command,
     )
 

@@ -41,8 +41,8 @@ class Turns:
         self.change_s = 0.0  # how long the execution of the last schema change here took
         self._rivals: dict[str, float] = {}  # leader -> seconds at which a transaction of it last conflicted with ours
         self._reserved: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
-        # For each ended transaction: until when (in seconds) other leaders have their turn on its keys. Empty without
-        # rivals.
+        # For each ended transaction: until when (in seconds) other leaders have their turn on its keys. Empty if this
+        # node has no rivals.
         self.until: dict[Txid, float] = {}
 
     def note_rival(self, leader: str) -> None:
@@ -98,7 +98,7 @@ class Turns:
         self.change_s = min(seconds, CHANGE_S_MAX)
 
     def before(self, leader: str) -> list[str]:
-        """Return the leaders whose turns come before ours after a transaction of ``leader``; none without rivals."""
+        """Return the leaders whose turns come before ours after a transaction of ``leader``; empty without a rival."""
         rivals, me = self._recent_rivals(), self._state.me
         if not rivals:
             return []
@@ -396,12 +396,12 @@ class CommandGroups:
         return bool(others)
 
     def divide(self, group: list[InFlight]) -> list[InFlight]:
-        """Make several groups of one that has met a conflict; return the first request of each.
+        """Divide a group that has met a conflict into several; return the first request of each.
 
         The conflict belongs to one command, but to which is not known. A group of n commands becomes about √n
         groups, and the commands of a group that meets a conflict again go on alone: that takes about 2 √n transactions
-        in place of n, and no command is held up by conflicts of others more than twice. A small group is not worth a
-        second try.
+        in place of n, and conflicts of others delay no command more than twice. A small group is not worth a second
+        try.
         """
         is_last = len(group) <= UNDIVIDED or any(one.was_divided for one in group)
         size = 1 if is_last else math.isqrt(len(group))

@@ -138,7 +138,7 @@ class Activated:
 
 @value
 class Assembled:
-    """The bytes of a message in pieces, put together for an Assemble effect.
+    """The bytes of a message in pieces, assembled for an Assemble effect.
 
     ``known``: the message, if the driver has decoded it already.
     """

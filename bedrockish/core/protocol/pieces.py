@@ -4,8 +4,9 @@ A message that is larger than ``Settings.inline_bytes`` is sent as ``InPieces``:
 of which is either some bytes or the name of a piece. A receiver that lacks a piece asks for it. So no frame is long,
 and no piece is sent to a node that has it.
 
-The parts of a transaction that do not depend on its clock (its keys, its changes and its results) are cut separately.
-So their pieces keep their names when the transaction gets its clock, and after another execution with the same effect.
+The parts of a transaction that do not depend on its clock (its keys, its changes and its results) are divided
+separately. So their pieces keep their names when the transaction gets its clock, and after another execution with the
+same effect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -73,7 +74,7 @@ def _items(keys: list[bytes]) -> bytes:
 class Cutter:
     """A cutter of byte strings into pieces of one size, with a cache of recent cuts.
 
-    A stable part is cut if it is at least as long as a piece; the bytes around it only if they are longer than
+    A stable part is divided if it is at least as long as a piece; the bytes around it only if they are longer than
     ``limit``.
     """
 
@@ -100,7 +101,7 @@ class Cutter:
         self._bodies_before, self._bodies = self._bodies, {}
 
     def learn(self, body: bytes, data: bytes, parts: tuple[Part, ...]) -> None:
-        """Cache the cut of a body that arrived as parts of ``data``; its pieces were checked against their names."""
+        """Cache the division of a body that arrived as parts of ``data`` and whose pieces match their names."""
         # Pieces that are wholly in the body keep their names; the rest of the body is taken from ``data``.
         at, stop = (begin := _find(data, body, 0)), begin + len(body)
         found: list[Part] = []
@@ -130,7 +131,7 @@ class Cutter:
         return Cut(tuple(parts), pieces)
 
     def cut_body(self, body: bytes, transaction: Transaction | None = None) -> Cut:
-        """Return a transaction's body as parts, with the stable ones cut separately.
+        """Return a transaction's body as parts, with the stable ones divided separately.
 
         Raises:
             EntryMalformedError: the bytes are not the body of a transaction.
@@ -148,7 +149,7 @@ class Cutter:
             if len(text) < self._size:
                 continue
             start = _find(body, text, at)
-            if start >= 0:  # a text that is not found is cut with the bytes around it, under other names
+            if start >= 0:  # a text that is not found is divided with the bytes around it, under other names
                 self._cut_rest(body, at, start, parts, pieces)
                 self._cut_run(text, parts, pieces)
                 at = start + len(text)
@@ -159,7 +160,7 @@ class Cutter:
         return cut
 
     def cut_message(self, message: Message) -> Cut:
-        """Return the encoding of a message as parts; long bodies in it are cut by ``cut_body``."""
+        """Return the encoding of a message as parts; ``cut_body`` divides long bodies in it."""
         parts: list[Part] = []
         pieces: dict[bytes, Slice] = {}
         run = bytearray()
@@ -173,7 +174,7 @@ class Cutter:
     # the pieces of the message.
 
     def _add(self, value: Any, run: bytearray, parts: list[Part], pieces: dict[bytes, Slice]) -> None:
-        # A body is cut separately, so that its pieces have the same names in BEGIN, COMMIT and RECOVER.
+        # A body is divided separately, so that its pieces have the same names in BEGIN, COMMIT and RECOVER.
         if isinstance(value, bytes) and len(value) > self._limit:
             run.extend(head(2, len(value)))
             self._end_run(run, parts, pieces)

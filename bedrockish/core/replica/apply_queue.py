@@ -326,7 +326,8 @@ class ApplyQueue:
         state, now = self.state, self.state.clock.now.seconds
         if not state.health.applies:
             return  # a fetched entry would not be applied; this node still serves its own entries
-        # A large message that is still being put together may be the missing COMMIT of its sender: do not fetch it.
+        # A large message that is still being assembled may be the missing COMMIT of its sender: do not fetch that
+        # COMMIT.
         arriving = {one.peer for one in state.pieces.assembling}
         patience = 0.0 if at_once else state.settings.fetch_after_ms / 1000
         asks: dict[str, dict[str, int]] = {}

@@ -24,11 +24,11 @@ OFFERED_BYTES_MAX = 256 << 20  # most bytes of all offers of one peer
 OFFERED_PIECES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 64 << 20
 MESSAGES_MAX = 4  # incomplete messages of one peer; further ones are dropped, and the peer sends them again
-ASSEMBLING_MAX = 16  # complete messages of one peer that are not put together yet; further ones are dropped as well
+ASSEMBLING_MAX = 16  # complete messages of one peer that are not assembled yet; further ones are dropped as well
 WINDOW_MIN, WINDOW_MAX = 8, 64  # how many pieces may be under way from one peer, like the window of TCP
 DELAY_S = 0.05  # a piece that is slower than the quickest one by more than this makes the window smaller
 ASK_AGAIN_S = 2.0
-READING_S = 5.0  # how long closed time waits at most for a message that came in time and is still being put together
+READING_S = 5.0  # how long closed time waits at most for a message that came in time and is still being assembled
 DROPPED_MAX = 32  # most pieces dropped at a heartbeat: SQLite needs time to free their pages
 
 
@@ -77,7 +77,7 @@ class Pull:
 
 
 class Staging:
-    """The fetching of pieces from peers, and the messages put together from them.
+    """The fetching of pieces from peers, and the messages assembled from them.
 
     ``offers``: the offered transactions, by peer and by the number that the peer gave to the offer.
     """
@@ -134,7 +134,7 @@ class Staging:
     # -- messages in pieces ----------------------------------------------------------------------------------------
 
     def on_message(self, peer: str, message: InPieces) -> None:
-        """Receive a message in pieces: put it together now, or when its missing pieces are here."""
+        """Receive a message in pieces: assemble it now, or when its missing pieces have arrived."""
         state = self.state
         names = dict(part for part in message.parts if type(part) is tuple)
         waiting = [one for one in self.incomplete if one.peer == peer]
@@ -153,7 +153,7 @@ class Staging:
             self._assemble(one)
 
     def _assemble(self, one: Incomplete) -> None:
-        """Ask the driver to put a message together from its pieces."""
+        """Ask the driver to assemble a message from its pieces."""
         fetched, saved = self.fetched, self.state.pieces.saved
         parts = tuple(
             # The driver reads saved pieces from the file; pieces that are only in memory are passed to it.
@@ -161,16 +161,16 @@ class Staging:
             for part in one.parts
         )
         state, now = self.state, self.state.clock.now.seconds
-        # Putting a BEGIN together takes a while. Note now up to which clock time could be closed: if the BEGIN's clock
+        # Assembling a BEGIN takes a while. Note now up to which clock time could be closed: if the BEGIN's clock
         # is above it, the BEGIN came in time.
         closable = max(state.clock.closed, state.clock.lag.closable(now))
         state.pieces.assembling.append(Assembling(one.peer, parts, closable, now + READING_S))
         state.outbox.emit(Assemble(one.peer, parts))
 
     def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
-        """Return the message that was put together from parts; None if it is malformed, or itself an ``InPieces``."""
+        """Return the message that was assembled from parts; None if it is malformed, or itself an ``InPieces``."""
         waiting = self.state.pieces.assembling
-        # Find the message by its parts: several messages of one peer are put together at the same time.
+        # Find the message by its parts: several messages of one peer are assembled at the same time.
         waiting.remove(next(one for one in waiting if one.peer == peer and one.parts == parts))
         try:
             message = decode(data) if known is None else known.message
@@ -181,8 +181,8 @@ class Staging:
             self.state.counts["malformed"] += 1
             return None
         if isinstance(message, Begin):
-            # The pieces were checked against their names. The vote on this BEGIN names the same pieces, so remember
-            # the cut: the body need not be cut again.
+            # The pieces were checked against their names. The vote on this BEGIN names the same pieces, so remember the
+            # division: the body need not be divided again.
             self.state.pieces.cutter.learn(message.body, data, parts)
         return message
 
@@ -216,7 +216,7 @@ class Staging:
         offers = [(key, offer) for key, offer in self.offers.items() if digest in offer.missing]
         messages = [one for one in self.incomplete if digest in one.missing]
         # A piece of an offered transaction must be durable, because this node's vote on the transaction will name it.
-        # A piece of another message is only needed until the message is put together.
+        # A piece of another message is only needed until the message is assembled.
         if offers:
             self.save(digest, data)
         elif messages:

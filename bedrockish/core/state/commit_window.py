@@ -302,7 +302,8 @@ class CommitWindow:
                 self._below_oldest = min(self._below_oldest, txid.clock)
         for txid in kept:
             heapq.heappush(self._by_clock, txid)
-        # Packing all commits of a second would hold up the loop. At least an eighth of them keeps up with any load.
+        # Packing all commits of a second at once would block the loop. At least an eighth of them keeps up with any
+        # load.
         keys, most = 0, len(self._below) - len(self._below) // 8
         while keys < KEYS_AT_ONCE or len(self._below) > most:
             full, more = self._next_segment()

@@ -28,7 +28,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Assembling:
-    """A message that has all its pieces, and is being put together."""
+    """A message that has all its pieces, and is being assembled."""
 
     peer: str  # the sender of the message
     parts: tuple[Part, ...]
@@ -46,7 +46,7 @@ class Pieces:
     named: dict[Txid, tuple[bytes, ...]] = field(default_factory=dict)  # the saved pieces that a vote names
     # The pieces of our own undecided transactions, by their hash.
     offered: dict[bytes, Slice] = field(default_factory=dict)
-    # Messages that are being put together, in the order in which they became complete.
+    # Messages that are being assembled, in the order in which they became complete.
     assembling: list[Assembling] = field(default_factory=list)
     # By peer, the pieces of messages that were sent to it, as far as it has not asked for them.
     sent: dict[str, list[Sent]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Pieces:
 
     def refer(self, transaction: Transaction) -> tuple[Part, ...] | None:
         """Return the parts that store the large transaction of a vote; None if some of its pieces are not saved."""
-        # Cut the body as its message was cut, so that the parts name pieces that have arrived or were offered.
+        # Divide the body as its message was divided, so that the parts name pieces that have arrived or were offered.
         cut = self.cutter.cut_body(transaction.body, transaction)
         if not cut.pieces or not cut.pieces.keys() <= self.saved.keys():
             # The vote then contains the whole body, and needs no saved pieces.
@@ -81,7 +81,7 @@ class Pieces:
         self.named = {txid: names for txid, names in self.named.items() if txid in kept}
 
     def cut(self, message: Message) -> Cut:
-        """Return the cut of a message; use no remembered cuts, so that another thread may call this."""
+        """Divide a message into pieces; use no remembered division, so that another thread may call this."""
         return Cutter(self.settings.piece_bytes, self.settings.inline_bytes).cut_message(message)
 
     def to_send(self, peer: str, message: Message, seconds: float, cut: Cut | None = None) -> Message:

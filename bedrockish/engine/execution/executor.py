@@ -333,7 +333,7 @@ class Executor:
         Args:
             room: the bytes that its rows may take.
             lengths: the bounds of the lengths of its values; by default those of its plan.
-            blocks: takes the rows, if they are many, except for the last of them, which are returned.
+            blocks: takes the rows of a large result, block by block; the rows after the last block are returned.
 
         Raises:
             TakesLongError: the statement exceeds the loop's budget, or could with values of these lengths.
@@ -464,7 +464,7 @@ class RequestRun:
         self.results.append(Result((), [], -1, None))
 
     def one(self, piece: Compiled, params: tuple[Any, ...], blocks: Blocks | None = None) -> None:
-        """Run a statement; record its reads and its result. ``blocks`` takes the rows, if they are many."""
+        """Run a statement; record its reads and its result. ``blocks`` takes the rows of a large result."""
         executor = self._executor
         resolved = lengths = None
         if piece.kind != SCHEMA:

@@ -34,7 +34,7 @@ class Recipe(NamedTuple):
     is_shown: bool = False
 
 
-ALIKE_MIN, ALIKE_MAX = 4, 250  # statements of one text that run at once: more of them would hold up other clients
+ALIKE_MIN, ALIKE_MAX = 4, 250  # statements of one text that run at once: more of them would delay other clients
 
 
 def find_alike(

@@ -50,7 +50,7 @@ def fetch(
         cursor: the cursor on which the statement was started.
         number: the statement's number in the memory account; 0 for a brief one, which gets a number for large rows.
         room: the bytes that the rows may take.
-        blocks: takes the rows, if they are many, except for the last of them, which are returned.
+        blocks: takes the rows of a large result, block by block; the rows after the last block are returned.
 
     Raises:
         TooLargeError: the rows take more than ``room`` bytes.

@@ -97,7 +97,7 @@ class Guard:
             SqlError: SQLite does not accept the statement.
             UnsupportedError: the statement cannot be replicated.
             TooLargeError: the statement is too large once SQLite has written out its views and common tables.
-            TakesLongError: compiling the statement would hold up the loop.
+            TakesLongError: compiling the statement would block the loop.
         """
         sql = self._admitted(sql, ours=ours, is_limited=is_limited, optimizes=optimizes)
         calls = Authorizer(is_of_node=ours, analyzes=first_word(sql) == "ANALYZE", has_temporary=self.allows_temporary)

@@ -60,7 +60,7 @@ class SearchBuild(Build):
     """The build of one FTS5 index.
 
     Rows are added in the order of their rowids, with their present values. So the build holds no snapshot, which would
-    hold up checkpoints. A transaction that changes a row that is already added changes the index, too.
+    delay checkpoints. A transaction that changes a row that is already added changes the index, too.
     """
 
     plan: SearchPlan

@@ -2,7 +2,7 @@
 
 A password is hashed in a thread, a few at a time. A keyed hash of a correct password is kept while the node runs, so
 that further links and requests need no slow hash. An address with too many wrong passwords has to wait; a client with
-the right password is still let in from there.
+the right password is still admitted from there.
 """
 
 import hmac

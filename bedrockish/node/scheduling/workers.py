@@ -153,7 +153,7 @@ class WorkerPool:
     def expects(self, *texts: str) -> bool:
         """Return whether these texts should run in a worker at once, without a try in the loop.
 
-        They should if a text is so long that compiling it would hold up the loop, or if a text took long in most of
+        They should if a text is so long that compiling it would block the loop, or if a text took long in most of
         its last runs.
         """
         for text in texts:  # called for each request: any() of a generator takes three times as long

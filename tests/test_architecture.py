@@ -1,4 +1,4 @@
-"""The map of the code names functions that are there."""
+"""docs/architecture.md names functions that exist."""
 
 import ast
 import re

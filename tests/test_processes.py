@@ -1,4 +1,4 @@
-"""The tests in several processes, as ``tools/test`` runs them: what people read at the end, Ctrl-C, and ports."""
+"""The tests in several processes, as ``tools/test`` runs them: the report at the end, Ctrl-C, and ports."""
 
 import errno
 import os

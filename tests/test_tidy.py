@@ -533,7 +533,7 @@ class Known:
 
 
 def test_every_module_says_why_it_exists() -> None:
-    """The head of each file tells a new reader what it is for."""
+    """The docstring of each module states its purpose to a new reader."""
     assert not [name(p) for p in sources() if p.read_text().strip() and not ast.get_docstring(tree(p))]
 
 

@@ -1,4 +1,4 @@
-"""The project's own tools: the lock, the search for Java, the data, and the judge of the demo, who must see a lie."""
+"""The project's own tools: the lock, the search for Java, the data, and the check of the demo."""
 
 import random
 import re
@@ -131,7 +131,7 @@ def test_every_scenario_imports_only_installed_packages() -> None:
     ],
 )
 def test_java_is_judged_by_its_version(said: str, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java 17 and newer will do; what is not good is named."""
+    """Java 17 and newer is accepted; the error names an older one."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
@@ -278,7 +278,7 @@ def test_quantiles_are_interpolated() -> None:
 
 
 def test_every_measurement_is_a_scenario_of_one_program() -> None:
-    """``tools/bench NAME`` finds each by its file, says what it measures, and hands its options on."""
+    """``tools/bench NAME`` finds each scenario by its file, says what it measures, and passes its options on."""
     found = scenarios()
     assert {"engine", "growth", "local", "peers"} == set(found)
     assert all(len(about) > 20 for about in found.values()), found

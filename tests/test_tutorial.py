@@ -1,4 +1,4 @@
-"""The tutorials work: their commands are run in a shell as they stand there, and print what they say they print."""
+"""The tutorials work: a shell runs their commands unchanged, and the output is the printed one."""
 
 import os
 import re

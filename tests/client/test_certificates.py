@@ -1,4 +1,4 @@
-"""``bedrockish tls``: the certificate that is revoked; files are written whole or not at all."""
+"""``bedrockish tls`` revokes the named certificate, and writes each file whole or not at all."""
 
 import os
 import resource
@@ -178,7 +178,7 @@ def test_line_added_after_a_torn_one_counts(tmp_path: Path, file: str) -> None:
 
 
 def test_list_of_revoked_certificates_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node reads the old list or the new one; what a kill leaves is the old one."""
+    """A node reads the old list or the new one; after a kill, the old one is there."""
     assert run(tmp_path, "--client", "app", "--client", "web").exit_code == 0
     assert run(tmp_path, "--revoke", "app").exit_code == 0
     found = tmp_path / "revoked.txt"

@@ -575,8 +575,9 @@ def test_call_fails_when_all_addresses_belong_to_another_cluster() -> None:
 
 
 def test_read_whose_link_died_says_that_the_node_is_of_another_cluster() -> None:
-    """The client sent the read before it heard that the link had ended; the next HELLO explains more than the broken
-    link.
+    """The client sent the read before it noticed the end of the link.
+
+    The next HELLO explains more than the broken link.
     """
     this = wire("bedrockish://h1:1/?connect_timeout=2")
     this.call()

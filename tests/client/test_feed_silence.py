@@ -74,7 +74,7 @@ def trio_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def follow(nodes: Nodes, seconds: float, **options: Any) -> float:
-    """Return the time after which the reader got an error; the whole time if it got none."""
+    """Return the time after which the reader got an error, else the whole time."""
     began, told = trio.current_time(), list[str]()
     with trio.move_on_after(seconds):
         try:

@@ -1,4 +1,4 @@
-"""Import and export: every row once despite kills; refused as a whole; and an export equals the import."""
+"""An import brings each row once despite kills, or is refused as a whole; an export equals the imported file."""
 
 import itertools
 import os

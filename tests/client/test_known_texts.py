@@ -1,4 +1,4 @@
-"""Functions of a text cache their answers for short texts, and only for the latest ones."""
+"""The caches of functions of a text have results of short texts only, and only the latest ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The shell at a real node: through a terminal, as a person uses it, and as programs use it."""
+"""The shell at a real node: in a terminal, as a user sees it, and in pipes, as programs use it."""
 
 import os
 import re

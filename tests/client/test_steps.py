@@ -391,7 +391,7 @@ def test_read_only_transaction_has_a_known_outcome() -> None:
 
 
 def test_conflict_of_a_transaction_executed_on_the_file_is_final() -> None:
-    """No other node can execute it again, however much time is left and however many nodes there are."""
+    """No other node can execute the transaction again, so the client does not try, even with time and nodes left."""
     w = wire()
     assert len(w.core.route.addresses) > 1
     number, effects = w.core.call(Step(0, Request("tx", ()), COMMIT, b"prepared"), 60.0, w.now)

@@ -1,4 +1,4 @@
-"""Three nodes insert rows without ids at once: no id twice, nothing lost, and hardly anything done twice."""
+"""Three nodes insert rows without ids at once: ids are unique, no row is lost, and few statements run twice."""
 
 import pytest
 import trio

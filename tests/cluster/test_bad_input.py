@@ -1,4 +1,4 @@
-"""Broken bytes, files, ports and statements: one line that says what to do, and a node that lives on."""
+"""Broken bytes, files, ports and statements: each gets one line that says what to do, and the node goes on."""
 
 import os
 import socket

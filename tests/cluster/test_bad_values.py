@@ -1,4 +1,4 @@
-"""Values that no table can take, or hardly, and a node that dies in the middle of an answer: at every face."""
+"""Values that no table accepts, extreme values, and a node that dies within an answer, at every interface."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A continuous backup of a real cluster: killed and gone on with, at any node, every moment of it can be restored."""
+"""A continuous backup of a real cluster is killed and continued at any node; each of its moments can be restored."""
 
 import shutil
 import subprocess

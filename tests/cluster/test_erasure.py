@@ -1,4 +1,4 @@
-"""A person asks to be forgotten: no byte of any node has their data, and everything still verifies."""
+"""A user's data are erased as docs/erasure.md says: no node has a byte of them, and every check still passes."""
 
 import os
 import signal

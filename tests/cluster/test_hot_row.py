@@ -1,5 +1,6 @@
-"""A counter row that all clients increment, at three real nodes: each count once, each answer its own, also for a
-repeated command.
+"""All clients increment one row, at three real nodes:
+
+each command counts once, and gets its own answer, also if it is repeated.
 """
 
 import uuid

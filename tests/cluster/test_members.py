@@ -179,7 +179,7 @@ async def test_cluster_works_after_the_removal_of_a_dead_node(cluster: LocalClus
 
 
 async def test_node_that_stopped_just_now_does_not_answer_an_order(cluster: LocalCluster) -> None:
-    """An order asks each member whether it lives; a word from before the order proves nothing."""
+    """An order asks each member whether it is alive; a message from before the order proves nothing."""
     await ready(cluster)
     successor = MemberChange(REPLACE, "C", f"127.0.0.1:{free_ports(1)[0]}", "D")
     with pytest.raises(MembershipError, match="C answers"):
@@ -233,7 +233,10 @@ async def test_running_node_learns_of_its_removal(cluster: LocalCluster) -> None
 
 
 async def test_a_node_with_a_lost_file_refuses_to_vote_and_is_replaced(cluster: LocalCluster) -> None:
-    """With an empty file a voter would break its promises. It is refused and says so, and a new node replaces it."""
+    """With an empty file a voter would break its promises.
+
+    So peers refuse the voter, its status says so, and a new node replaces it.
+    """
     async with working(cluster) as work:
         lost = cluster.nodes[2]
         lost.kill()
@@ -301,7 +304,7 @@ async def test_older_file_put_back_is_refused(cluster: LocalCluster) -> None:
 
 
 async def test_a_rolling_restart_fails_no_command(cluster: LocalCluster) -> None:
-    """Each node in turn leaves on SIGTERM and comes back, under load."""
+    """Under load, each node in turn is ended by SIGTERM and started again."""
     async with working(cluster) as work:
         for node in cluster.nodes:
             assert node.process is not None

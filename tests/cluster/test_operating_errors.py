@@ -278,7 +278,7 @@ async def until_well(cluster: LocalCluster) -> None:
 
 
 async def test_join_on_the_file_of_another_cluster_says_how_to_go_on(tmp_path: Path) -> None:
-    """A node that ran before it joined has founded a cluster of its own."""
+    """A node that was started before its join has founded another cluster."""
     with local_cluster(tmp_path / "alone", ("D",)) as cluster:
         await ready(cluster)
         node = cluster.nodes[0]

@@ -71,7 +71,7 @@ def refused(a: Connection, b: Connection) -> Counter[str]:
 
 
 async def test_isolated_node_does_not_refuse_strictly(tmp_path: Path) -> None:
-    """At other levels the node refuses, and says that the refusal may be outdated."""
+    """At other levels the node refuses, and marks the refusal as possibly outdated."""
     with local_cluster(tmp_path / "cluster") as cluster:
         await ready(cluster)
         async with open_client(cluster.url(0)) as client:

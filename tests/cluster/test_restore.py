@@ -1,4 +1,4 @@
-"""A table was deleted: back to just before, from a backup and the journal after it; then a new cluster."""
+"""After a table was deleted, a backup and the later journal restore the state before it, for a new cluster."""
 
 import shutil
 from contextlib import closing

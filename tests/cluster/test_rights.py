@@ -125,8 +125,9 @@ def test_every_interface_enforces_roles_for_single_tables(cluster: LocalCluster,
 
 
 def test_roles_for_single_tables_exclude_journal_and_feed(cluster: LocalCluster) -> None:
-    """Journal and feed contain all tables. A user may learn the outcomes of its own commands, and finish open
-    transactions.
+    """Journal and feed contain all tables, so a user of single tables may read neither.
+
+    It may still ask for the outcomes of its own commands, and finish open transactions.
     """
     _add_una(cluster)
     una = caller(cluster, "una")

@@ -1,4 +1,4 @@
-"""Three real nodes with TLS and users: they admit only members and users, and tell strangers why not."""
+"""Three real nodes with TLS and users: they admit only members and users, and tell other callers the reason."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Networks of which every part works and the whole does not, and leaders that die between two steps of the protocol.
+"""Networks in which some pairs of nodes have no link, and leaders that die between two steps of the protocol.
 
 The nodes are processes; between them are proxies that can cut each direction of each pair, and hold a line from one
 message on.

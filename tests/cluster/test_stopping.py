@@ -1,4 +1,4 @@
-"""A stopping node answers each accepted request, and has executed no other one."""
+"""A stopping node answers each accepted request, and executes no others."""
 
 import json
 import signal

@@ -241,7 +241,7 @@ async def test_stream_of_a_client_that_stops_reading_is_ended(tmp_path: Path) ->
 
 
 async def test_stream_of_a_paused_node_fails(alone: LocalCluster) -> None:
-    """A batch that arrives too late is an error; the node forgets the stream after its pause."""
+    """A batch that arrives too late raises an error; after the pause, the node drops the stream."""
     await ready(alone)
     async with open_client(alone.url()) as client, client.stream(ENDLESS, timeout=3) as rows:
         send_signal(alone.nodes[0], signal.SIGSTOP)

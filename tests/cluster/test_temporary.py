@@ -158,7 +158,10 @@ def pipeline(url: str, *texts: str, baton: str | None = None) -> dict[str, Any]:
 
 
 def test_every_interface_keeps_temporary_tables_for_its_session(tmp_path: Path) -> None:
-    """The blocking client, the DB-API, SQLAlchemy, a stream of libSQL and a node's file: each has those of its own."""
+    """A session of each interface has its own TEMP objects:
+
+    blocking client, DB-API, SQLAlchemy, libSQL, a node's file.
+    """
     with local_cluster(tmp_path / "one", ("A",), http=True) as cluster:
         trio.run(ready, cluster)
         url = cluster.url()

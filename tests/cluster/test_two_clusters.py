@@ -1,4 +1,4 @@
-"""Two clusters with the same names of everything, and one wrong address between them."""
+"""Two clusters with equal names, nodes and tables, and one wrong address between them."""
 
 from contextlib import ExitStack
 from functools import partial

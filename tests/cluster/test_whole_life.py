@@ -357,7 +357,7 @@ async def grows(life: Life, shop: Shop) -> None:
 
 
 async def is_upgraded(life: Life, shop: Shop) -> None:
-    """Upgrade node after node, each when the new release says that it is time."""
+    """Upgrade node after node, each when the new release allows it."""
     for node in life.cluster.nodes:
         shop.phase = "nodes are upgraded"
         await life.in_the_end("upgrade", "check", life.own)
@@ -430,7 +430,7 @@ async def exchanges_secrets(life: Life, shop: Shop) -> None:
 
 
 async def exchanges_the_authority(life: Life, shop: Shop) -> None:
-    """First all trust both, then the new one signs, then the old one is forgotten."""
+    """First all nodes trust both authorities, then the new one signs, then the old one is removed."""
     shop.phase = "the authority is exchanged"
     old = life.home / "authority"
     both, new = (old / "ca.pem").read_text(), life.home / "authority-2"

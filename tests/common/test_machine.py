@@ -1,4 +1,4 @@
-"""The limits of the machine: how much memory a process may take, and threads that find none."""
+"""The limits of the machine: the memory that a process may take, and threads that find no memory."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ except MemoryError as error:
 
 
 def test_thread_without_memory_for_its_first_steps_is_not_started() -> None:
-    """Python waited for ever for such a thread: the node's loop stood, and its process did not end."""
+    """Otherwise Python would wait for ever for this thread: the node's loop would stop, and its process not end."""
     told = subprocess.run(
         [sys.executable, "-c", STARTS], capture_output=True, text=True, timeout=60, check=True, env=clean_environment()
     )

@@ -66,7 +66,7 @@ def test_peer_remembers_a_voters_file_over_restarts_and_refuses_another() -> Non
 
 
 def test_peer_refuses_an_older_state_of_a_known_file() -> None:
-    """A file from a backup is refused: exactly while this process remembers, and roughly after its restart."""
+    """A running peer compares the exact number of batches; a restarted one, the number that it last stored."""
     disk = Disk()
     known = disk.start()
     known.judge("B", told("one", 10), MEMBERS)
@@ -160,7 +160,7 @@ def test_record_of_peers_is_not_written_while_nothing_changes() -> None:
 
 
 def test_learners_and_strangers_may_come_with_any_file() -> None:
-    """A learner promises nothing, so it may come with any file; the nodes remember its latest one."""
+    """A learner promises nothing, so it may connect with any file; the nodes record the latest one."""
     known = Disk().start()
     assert why(known, "L", told("one", 9)) == ""
     assert why(known, "L", told("two", 1)) == ""

@@ -166,7 +166,7 @@ def test_new_clock_is_above_closed() -> None:
 
 
 def test_ceiling_is_durable_before_any_message_leaves() -> None:
-    """A crash between the two must not forget a clock that others have heard."""
+    """After a crash between the two, the node must not be behind a clock that others know from it."""
     net = Net("ABC")
     core = net.places["A"].core
     core.step(Submitted(7, add("P", "x")), net.now)

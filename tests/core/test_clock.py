@@ -186,7 +186,7 @@ def test_age_of_a_clock_is_measured_by_most_voters_walls(wrong_ms: int) -> None:
 
 
 def test_wall_clocks_heard_in_turn_at_a_start_do_not_count_as_a_leap() -> None:
-    """The first wall clock may be far behind: the node believes the middle of all three once it knows the third."""
+    """The first wall clock may be far behind; once the node knows the third, it follows the middle one."""
     start, hour = 1_700_000_000_000, 3_600_000
     clock = Clock(Settings(clock_leap_ms=600_000), Now(0.0, start))
     clock.hear_walls([start - hour])

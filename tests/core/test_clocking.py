@@ -120,7 +120,7 @@ def test_clock_question_is_answered_unless_too_far_ahead() -> None:
 
 
 def test_no_clock_counts_as_ahead_before_a_majority_is_heard() -> None:
-    """A node that has just started follows no clock before it has heard those of a majority, and blames no peer."""
+    """Before it knows the clocks of a majority, a started node follows no clock, and reports no peer's clock."""
     recovered = Recovered("B", "store of B", membership(0, "ABC"))
     node = Node(recovered, Settings(ask_rest_ms=0), lambda: 0.5, Now(0.0, WALL))
     node.start(Now(0.0, WALL))

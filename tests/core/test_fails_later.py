@@ -1,5 +1,6 @@
-"""A request was led, was given up, and cannot be executed again: the client gets its error, unless an earlier attempt
-committed.
+"""A request whose transaction was given up cannot be executed again:
+
+its client gets the error, unless an earlier attempt commits.
 """
 
 from typing import Any

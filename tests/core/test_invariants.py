@@ -1,4 +1,4 @@
-"""The invariants of one node hold after ordinary work, and each of them notices when its sentence is made untrue."""
+"""The invariants of one node hold after ordinary work, and the check of each fails on a state that breaks it."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -340,7 +340,7 @@ def test_node_with_an_older_file_never_votes_again() -> None:
 
 
 def test_node_that_lacks_commits_of_its_own_never_votes_again() -> None:
-    """Only this node writes its timeline, and it does so before another node hears of a commit."""
+    """Only this node writes its timeline, and a commit is in its file before another node gets it."""
     one = One(membership(0, "ABC"))
     effects = one.step(Received("C", Gossip({"B": 3}, 0, 0, CLOCK, "store of C", 1, WALL)))
     assert [effect.name for effect in effects if isinstance(effect, Keep) and effect.name == "lost"] == ["lost"]
@@ -410,7 +410,7 @@ def test_restarted_node_closes_nothing_until_a_majority_accepts_it() -> None:
 
 
 def test_a_cluster_that_starts_again_as_a_whole_closes_time() -> None:
-    """Some nodes may stay down: a majority that hears each other is enough."""
+    """Some nodes may stay down: a connected majority is enough."""
     nodes = {name: restarted(name) for name in "ABC"}
     for beat in range(1, 40):
         now = Now(0.1 * beat, WALL + 100 * beat)

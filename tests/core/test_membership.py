@@ -129,7 +129,7 @@ def test_harmless_or_forced_member_change_succeeds(roles: dict[str, bool], chang
 
 
 def test_forced_member_change_needs_no_quorum() -> None:
-    """An operator may know better which nodes come back."""
+    """An operator may know that missing nodes return, which the cluster cannot know."""
     new = change_members(members(ABC), MemberChange("remove", "A", force=True), MembershipFacts(frozenset("AB")))
     assert new.voters == ["B", "C"]
 

@@ -340,7 +340,7 @@ def test_schema_change_with_a_delay_is_in_force_after_the_delay(members: Members
 
 
 def test_wall_clock_is_followed_only_near_the_others() -> None:
-    """A wall clock that is hours ahead would otherwise move the clock of the cluster there, for good."""
+    """Otherwise one wall clock that is hours ahead would move the cluster's clock ahead for ever."""
     one = One(ABC)
     one.node.state.set_now(Now(0.02, WALL + 3_600_000))
     assert one.node.state.clock.followed_ms <= WALL + 20 + one.node.state.settings.clock_offset_ms

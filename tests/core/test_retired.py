@@ -46,8 +46,9 @@ def retired() -> One:
 
 
 def test_timeline_that_every_member_has_whole_can_be_retired() -> None:
-    """Every member must have reported that it counts without the leader, or it may still hear from it; and all must
-    have the same ticks.
+    """Every member must have reported that it counts without the leader.
+
+    Before that, the leader may still send it commits. All members must have the same ticks.
     """
     one = gone()
     state = one.node.state

@@ -1,4 +1,4 @@
-"""Commands that come at the same moment share a transaction, and none pays for another one."""
+"""Commands that arrive at the same moment share a transaction, and none fails or waits long because of another."""
 
 from collections.abc import Iterable
 from dataclasses import replace

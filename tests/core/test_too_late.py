@@ -1,4 +1,4 @@
-"""A leader whose BEGINs take longer to arrive than the others keep time open for."""
+"""A leader whose BEGINs arrive after the other nodes have closed time up to them."""
 
 from bedrockish.core.protocol.messages import Begin, Message
 from bedrockish.errors import DeadlineError

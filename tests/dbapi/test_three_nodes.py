@@ -1,4 +1,4 @@
-"""The DB-API on three nodes, one of which is killed while a program is in the middle of something."""
+"""The DB-API on three nodes, one of which is killed during a program's work."""
 
 from collections.abc import Iterator
 from pathlib import Path

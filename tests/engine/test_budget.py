@@ -14,7 +14,7 @@ LONG = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100
 
 
 class Clocks:
-    """A wall clock and a thread's, each as fast as the test says."""
+    """A wall clock and a thread's clock, whose speeds the test sets."""
 
     def __init__(self) -> None:
         self.wall = self.thread = self.wall_step = self.thread_step = 0.0

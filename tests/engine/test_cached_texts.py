@@ -1,4 +1,4 @@
-"""The texts that a node remembers take a bounded number of bytes, whatever their lengths and their number."""
+"""The texts that a node caches take a bounded number of bytes, for any lengths and number of texts."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""Foreign keys that an open transaction breaks and mends before its COMMIT."""
+"""Foreign keys that an open transaction breaks and repairs before its COMMIT."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_row_of_a_table_with_virtual_columns_satisfies_a_deferred_key(desk: Desk
 def test_deferred_key_stays_broken_after_sqlite_has_rolled_back_an_interrupted_write(
     tmp_path: Path, parent: int
 ) -> None:
-    """SQLite forgets its count of broken keys then, and the rows are written again without it.
+    """After the rollback SQLite has no count of broken keys, and writing the rows again does not restore it.
 
     If no key was broken before, COMMIT does not search the tables, which takes long for large ones.
     """

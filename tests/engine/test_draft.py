@@ -1,4 +1,4 @@
-"""Open transactions that change the schema: on a private copy, with a record of all answers."""
+"""Open transactions that change the schema run on a private copy, which records all answers."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -42,7 +42,7 @@ def pair(make_node: MakeNode) -> Pair:
 
 
 def damage(node: TestNode, sql: str) -> None:
-    """Change a row behind the node's back, as a bad disk does; it stays changed when the batch is written again."""
+    """Change a row without the node, as a bad disk does; the change survives a repetition of the batch."""
 
     def write() -> None:
         node.engine._db.execute(sql)

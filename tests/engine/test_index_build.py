@@ -466,7 +466,7 @@ def test_node_that_ends_does_not_wait_for_a_build(node: TestNode) -> None:
 
 
 def test_build_given_up_before_its_sort_does_not_sort(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite forgets an interruption that comes when nothing runs."""
+    """SQLite ignores an interrupt while no statement runs."""
     monkeypatch.setattr(index_build, "ASK_STEPS", 10)
     filled(node, "plain", Changes(6, "plain"))
     build = begin(node, decide(node, INDEXES["several"]))

@@ -1,4 +1,4 @@
-"""The check covers every kind of index, and reports no intact one."""
+"""The check covers every kind of index, and reports damaged ones only."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The settings of a session at a node's engine: the same rows as in SQLite, and nothing left of them afterwards."""
+"""The settings of a session at a node's engine give the rows of SQLite, and have no effect on later statements."""
 
 import random
 from collections.abc import Iterator
@@ -232,7 +232,7 @@ def test_setting_in_any_but_its_plain_form_is_refused(node: TestNode) -> None:
 
 
 def test_broken_trigger_raises_an_error_only_if_recursive_triggers_fire_it(node: TestNode) -> None:
-    """SQLite finds out as it compiles the statement, which is then refused in its words."""
+    """SQLite reports the broken trigger when it compiles the statement, and the client gets SQLite's text."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     node.run("CREATE TRIGGER lost AFTER DELETE ON t BEGIN INSERT INTO nowhere VALUES (1); END")
     node.run("REPLACE INTO t VALUES (1)")

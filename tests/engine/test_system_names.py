@@ -1,4 +1,4 @@
-"""The node's own tables are in the same file as the user's tables, and no statement can change them."""
+"""The node's own tables share the file with the user's tables, and no statement of a client can change them."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Several requests in one transaction: each answer, their common changes, and requests that have to stand alone."""
+"""Several requests in one transaction:
+
+each answer, their common changes, and requests that need their own transaction.
+"""
 
 from dataclasses import replace
 from pathlib import Path

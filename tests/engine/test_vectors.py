@@ -1,4 +1,4 @@
-"""Vectors: rows of vec0 and vec1 are replicated, and each node searches what it keeps itself."""
+"""Vectors: rows of vec0 and vec1 are replicated, and each node searches its own copy."""
 
 import json
 import random

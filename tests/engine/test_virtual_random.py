@@ -1,4 +1,4 @@
-"""Random documents, boxes, rollbacks and schema changes at two nodes: each index has what its rows make of it."""
+"""Random documents, boxes, rollbacks and schema changes at two nodes: each index equals one built from its rows."""
 
 import tempfile
 from pathlib import Path

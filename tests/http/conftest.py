@@ -1,4 +1,4 @@
-"""A node, or three, that serve HTTP: real processes, asked through real sockets."""
+"""One node or three that serve HTTP: real processes, with real sockets."""
 
 import json
 import urllib.error

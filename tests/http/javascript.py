@@ -25,8 +25,8 @@ def install(source: Path, place: Path) -> Path:
 def generate(place: Path) -> Path:
     """Let Prisma write its client for the schema in a place; return the place.
 
-    Its command line fetches an engine for migrations first, from a server of its own: that is not needed for this, and
-    is given as a program that does nothing.
+    Its command line fetches an engine for migrations first, from Prisma's server. The tests do not need the engine, so
+    a program that does nothing stands in for it.
     """
     settings = {"PRISMA_SCHEMA_ENGINE_BINARY": shutil.which("true") or "true", "CHECKPOINT_DISABLE": "1"}
     command = [str(place / "node_modules" / ".bin" / "prisma"), "generate", "--schema", "schema.prisma"]

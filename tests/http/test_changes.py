@@ -144,7 +144,7 @@ def test_hold_keeps_the_journal_and_is_shown_in_the_status(shop: Asker) -> None:
 
 
 def test_the_cursor_of_a_killed_node_is_valid_at_another_node(three: LocalCluster) -> None:
-    """Pages of one transaction, each from the next node, one of which dies: every transaction comes once."""
+    """Each page of one transaction comes from the next node, and one node dies: every transaction arrives once."""
     asks = [Asker(node.http_port or 0, three) for node in three.nodes]
     asks[0].sql("CREATE TABLE seen(id INTEGER PRIMARY KEY)")
     for number in range(12):

@@ -1,4 +1,4 @@
-"""The commands of docs/http.md work, as they stand there."""
+"""The commands of docs/http.md work unchanged."""
 
 import json
 import re

@@ -489,7 +489,7 @@ def given_up(leader: str) -> Callable[[Forger], None]:
 
 
 def safe_too_high(file: Forger) -> None:
-    """A entry says that its snapshot was safe up to a commit of another node that it had not seen."""
+    """An entry claims that its snapshot was safe up to another node's commit, which it had not seen."""
     for row in sole(file):
         for other in file.rows("B"):
             unseen = other.tick > row.body[AFTER].get("B", 0)

@@ -1,4 +1,4 @@
-"""The drill of a continuous backup: a good one passes, and of a bad one it is said which file is wrong."""
+"""The drill of a continuous backup: a good one passes, and the report on a bad one names the wrong file."""
 
 import json
 from pathlib import Path

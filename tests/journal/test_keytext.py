@@ -1,4 +1,4 @@
-"""Keys as people read them."""
+"""Keys in readable form."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The Unix socket of a real node: who may use it, and as whom."""
+"""The Unix socket of a real node: the programs that may use it, and their users."""
 
 import os
 import stat

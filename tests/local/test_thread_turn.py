@@ -25,7 +25,7 @@ LONG_S = 60.0
 
 @pytest.fixture
 def turn(monkeypatch: pytest.MonkeyPatch) -> ThreadTurn:
-    """A turn that changes threads by no time, but only where the test says so."""
+    """A turn that changes threads where the test says so, and never by time."""
     monkeypatch.setattr(thread_turn, "IDLE_S", LONG_S)
     monkeypatch.setattr(thread_turn, "SLICE_S", LONG_S)
     return ThreadTurn()

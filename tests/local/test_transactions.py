@@ -255,7 +255,7 @@ def test_programs_and_node_give_each_row_its_own_id(
 
 
 def test_ids_of_a_transaction_that_was_rolled_back_are_given_again(db: Connection, table: str) -> None:
-    """SQLite does so, too. A table that was made again begins again, whatever the program had leased before."""
+    """SQLite does so, too. In a table that was made again, ids begin again, even if the program had leased others."""
     insert, found = f"INSERT INTO {table}i(a) VALUES (1) RETURNING id", list[Any]()
     for _ in range(2):
         db.execute(f"CREATE TABLE {table}i(id INTEGER PRIMARY KEY, a)")

@@ -31,7 +31,7 @@ SMALL = {
 
 
 def finals(explorer: Explorer) -> set[tuple[object, ...]]:
-    """Return what is known for good in each final state."""
+    """Return the decided facts of each final state."""
     nodes, n = explorer.nodes, explorer.scope.voters
     return {tuple(nodes.facts.values[nodes.known[place].facts] for place in state[:n]) for state in explorer.finals}
 

@@ -1,4 +1,4 @@
-"""The alarm: a task that rings at a deadline that moves."""
+"""``DeadlineTimer``: a task that makes a call at a deadline, which may move."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A thread copies the file, and stops when the copy is not needed any more."""
+"""The donor copies its file in a thread, which stops when the copy is no longer needed."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The one rule of the driver: nothing leaves before all that the node knew is durable."""
+"""The rule of the driver: output leaves when everything that the node knew before it is durable."""
 
 import sqlite3
 import threading

@@ -1,4 +1,4 @@
-"""A bug fails one request: whatever raises an exception, the node goes on and reports it."""
+"""A bug fails one request: the node goes on after an exception from any code, and reports it."""
 
 import errno
 import json
@@ -124,7 +124,7 @@ async def test_request_that_hits_a_bug_gets_an_internal_error_and_the_next_is_an
 async def test_bug_in_a_libsql_request_keeps_earlier_answers_and_ends_the_stream(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client hears of the statements that have happened: a bug in one statement is the error of that one."""
+    """A bug in one statement is the error of that statement; the client gets the results of the statements before."""
     asked: dict[str, Any] = {}
 
     async def body(_: HttpRequest) -> bytes:
@@ -402,7 +402,7 @@ async def test_failed_start_reports_whether_rebuilt_indexes_may_help(
     why_not: BedrockishError,
     said: str,
 ) -> None:
-    """A full disk is not a reason to replace it."""
+    """If the disk is full, the log says that the indexes may be rebuilt at a later start."""
     served = Served(tmp_path, monkeypatch)
 
     def fail(*_: object, **__: object) -> Any:
@@ -499,7 +499,7 @@ async def test_damage_found_with_a_full_disk_is_recorded_when_there_is_space(
 async def test_node_waits_for_an_address_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
-    """After a failure of the node's program, the node would not come back by itself."""
+    """Otherwise a node restarted after a failure could find its old address in use, and end for good."""
     served = Served(tmp_path, monkeypatch, Address("127.0.0.1", 0))
     monkeypatch.setattr(daemon, "PAUSE_S_MIN", 0.01)
     monkeypatch.setattr(daemon, "PAUSE_S_MAX", 0.02)

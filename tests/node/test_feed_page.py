@@ -29,7 +29,7 @@ class Refusing:
 
 
 async def test_page_tells_that_the_node_lacks_memory() -> None:
-    """The reader was told that a transaction is larger than a result may be, which no later try changes."""
+    """The error must not be that of a transaction larger than a result, which no later attempt changes."""
     node = Refusing(MemoryFullError("the node has used its memory"))
     with pytest.raises(MemoryFullError, match="used its memory"):
         await reader_of(node, Feed(None)).page()

@@ -1,4 +1,4 @@
-"""When the short writes that wait at a node are executed."""
+"""The group timer decides when the short writes that wait at a node are executed."""
 
 from pathlib import Path
 

@@ -214,7 +214,7 @@ TOLD = "your file is another one"
 
 
 async def test_accusation_of_a_stranger_or_with_impossible_numbers_is_ignored(tmp_path: Path) -> None:
-    """A possible accusation bars the node for good, because it may have forgotten promises."""
+    """After a possible accusation the node never votes again with this file: it may have forgotten promises."""
     ours = Membership(0, {name: Member(name, f"127.0.0.1:{port}") for port, name in enumerate("AB", 1)}, "ours", LEVEL)
     engine = Engine.open(tmp_path / "a.db", founding=Founding("A", ours, "store"))
     runtime = Runtime(engine, config("A", A=1, B=2))

@@ -172,7 +172,7 @@ async def test_requests_other_than_short_reads_wait_for_the_writer(
 async def test_read_beside_a_large_entry_returns_no_commit_that_is_not_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit is in the file and the disk has not said so when the next one, a large one, is being written."""
+    """A commit is in the file, and its sync has not ended, while the next and large commit is being written."""
     async with a_node(tmp_path, monkeypatch) as node:
         node.disk.gate.clear()
         node.ask("small", "INSERT INTO t VALUES (-1, 'small')")

@@ -1,4 +1,4 @@
-"""A change of the schema that is decided, and in force minutes later."""
+"""A schema change that is committed and comes into force minutes later."""
 
 from types import SimpleNamespace
 from typing import Any

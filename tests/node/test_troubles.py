@@ -1,4 +1,4 @@
-"""One table of troubles: each is seen, named in its order, and reported after its delay."""
+"""The table of troubles: each trouble is found, named in its order, and reported after its delay."""
 
 import re
 from typing import Any
@@ -166,7 +166,7 @@ def test_status_of_an_older_node_can_be_read() -> None:
 
 
 def test_learner_with_an_unproven_copy_is_ready() -> None:
-    """The node answers reads; as a voter it would accept no writes, and says so."""
+    """The node answers reads, and reports that it would accept no writes as a voter."""
     alarms = {"unproven_copy": {"reason": "not compared"}}
     voter = WELL | {"mode": "read-only", "alarms": alarms}
     learner = voter | {"nodes": {**WELL["nodes"], "A": {**WELL["nodes"]["A"], "role": "learner"}}}

@@ -1,4 +1,4 @@
-"""A Spark program for tests that kill it: it streams a journal's commits into Parquet.
+"""A Spark program that tests kill while it streams a journal's commits into Parquet.
 
 ``python -m tests.spark.streamer FILE OUT CHECKPOINT MOST [once]``; with ``once`` it ends after all present commits.
 """

@@ -1,4 +1,4 @@
-"""SQLAlchemy's asyncio on a node, and transactions that are run again: on the loop that FastAPI and its like have."""
+"""SQLAlchemy's asyncio on a node, and transactions that run again, on the kind of loop that FastAPI has."""
 
 import asyncio
 import threading

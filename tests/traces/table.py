@@ -60,7 +60,7 @@ class Flight:
 
 @dataclass
 class Line:
-    """Something that a node says or does, printed when it may be known outside."""
+    """A message or an action of a node, printed when it may be known outside."""
 
     label: str
     text: str

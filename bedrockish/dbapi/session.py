@@ -346,10 +346,10 @@ class Session:
         Nodes always enforce foreign keys for rows.
         """
         if kind == WRITE and not self._needs_no_pragma:
-            check_no_action(sql, (str(name) for (name,) in self._parents().rows))
+            check_no_action(sql, self._parents().rows)
 
     def _parents(self) -> Rows:
-        """Return the names of the tables to which foreign keys refer."""
+        """Return the tables to which foreign keys with actions refer, and the columns of their keys."""
         if self._open is not None and self.link.has_temporary:  # no second transaction can use the TEMP objects
             return self._inside([(PARENTS, None)])[0]
         return self.link.execute(PARENTS, timeout=self.timeout_s)

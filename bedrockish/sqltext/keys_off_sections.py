@@ -9,15 +9,22 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.statement_kinds import SCHEMA, kind_of, switch_of
-from bedrockish.sqltext.tokenizer import NotTokensError, walk
+from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
 from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, SAVEPOINT, parse_control
 
 STATEMENTS_MAX = 5_000
 PARENTS = (
-    "SELECT DISTINCT k.\"table\" FROM sqlite_schema AS t, pragma_foreign_key_list(t.name) AS k WHERE t.type = 'table' "
-    "AND NOT (k.on_delete IN ('NO ACTION', 'RESTRICT') AND k.on_update IN ('NO ACTION', 'RESTRICT'))"
+    'SELECT DISTINCT k."table", iif(p.hidden = 0, p.name, NULL) '
+    "FROM sqlite_schema AS t, pragma_foreign_key_list(t.name) AS k "
+    'LEFT JOIN pragma_table_xinfo(k."table") AS p ON iif(k."to" IS NULL, p.pk > 0, p.name = k."to" COLLATE NOCASE) '
+    "WHERE t.type = 'table' AND NOT (k.on_delete IN ('NO ACTION', 'RESTRICT') AND "
+    "k.on_update IN ('NO ACTION', 'RESTRICT'))"
 )
-"""Selects the tables to which foreign keys with an action refer."""
+"""Selects the tables to which foreign keys with an action refer, each with a column of its key.
+
+The column is NULL if SQLite computes it, because an UPDATE of another column may change it."""
+ROWID = frozenset({"rowid", "oid", "_rowid_"})  # further names of an INTEGER PRIMARY KEY
+AFTER_SET = ("WHERE", "FROM", "RETURNING", "ORDER", "LIMIT", "ON")  # words that end the assignments of an UPDATE
 OFF, ON = ("foreign_keys", False), ("foreign_keys", True)
 
 
@@ -55,11 +62,11 @@ def section_end(texts: Sequence[str], at: int) -> int:
     return end if changes else at + 1
 
 
-def check_no_action(sql: str, parents: Iterable[str]) -> None:
+def check_no_action(sql: str, parents: Iterable[tuple[str, str | None]]) -> None:
     """Check that a statement which changes rows cannot cause a foreign key action while foreign keys are off.
 
     Args:
-        parents: the tables to which foreign keys with actions refer, from ``PARENTS``.
+        parents: the result of ``PARENTS``.
 
     Raises:
         UnsupportedError: the statement may cause an action.
@@ -68,14 +75,41 @@ def check_no_action(sql: str, parents: Iterable[str]) -> None:
         tokens = list(walk(sql))
     except NotTokensError:
         return  # SQLite reports the error
-    if not any(token.is_word("DELETE", "UPDATE", "REPLACE") for token in tokens):
+    deletes = any(token.is_word("DELETE", "REPLACE") for token in tokens)
+    assigned = _assigned(tokens)
+    if not deletes and not assigned:
         return
-    names = {(token.name or "").lower() for token in tokens if token.kind in ("word", "quoted", "string")}
-    for parent in parents:
-        if parent.lower() in names:
+    names = {_name(token) for token in tokens}
+    for parent, key in parents:
+        changes_key = key is None or not assigned.isdisjoint(ROWID | {key.lower()})
+        if parent.lower() in names and (deletes or changes_key):
             raise UnsupportedError(
                 f"PRAGMA foreign_keys is off, but nodes always enforce foreign keys for rows, and those that refer to "
                 f"{parent} would act (CASCADE, SET NULL, SET DEFAULT); switch it on, or change the schema before, in "
                 "the same transaction",
                 sql=sql,
             )
+
+
+def _name(token: SqlToken) -> str:
+    return (token.name or "").lower() if token.kind in ("word", "quoted", "string") else ""
+
+
+def _assigned(tokens: Sequence[SqlToken]) -> set[str]:
+    """Return the names in the assignments of the UPDATEs of a statement; among them are the assigned columns."""
+    found: set[str] = set()
+    depth, starts = 0, -1  # ``starts``: the depth at which assignments began; -1 outside of them
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        if token.is_word("SET"):
+            starts = depth
+        elif depth < starts or (depth == starts and token.is_word(*AFTER_SET) and not _is_distinct(before)):
+            starts = -1
+        elif starts >= 0:
+            found.add(_name(token))
+    return found
+
+
+def _is_distinct(token: SqlToken | None) -> bool:
+    """Return whether the FROM after a token belongs to the operator IS DISTINCT FROM."""
+    return token is not None and token.is_word("DISTINCT")

@@ -286,7 +286,7 @@ class LibsqlSession:
         """
         if not (self._keys or self._unchecked or self._is_switched) and kind_of(sql) == WRITE:
             answer = await self._node.submit(self._request((Statement(PARENTS),), is_readonly=True))
-            check_no_action(sql, (str(name) for (name,) in decode_results(answer.results)[0].rows))
+            check_no_action(sql, decode_results(answer.results)[0].rows)
 
     async def _run_alone(self, statements: tuple[Statement, ...]) -> Answer:
         """Run statements as a transaction of their own, which sees the stream's TEMP objects."""

@@ -361,7 +361,7 @@ def _check_auxiliary(table: CapturedTable, row: Row) -> None:
 def _too_much_to_search(table: str) -> TooLargeError:
     return TooLargeError(
         f"the rows of {table} that the transaction changes have more than {SEARCHED_BYTES} bytes to be indexed by "
-        "FTS5, for which every node would stand still; split it into several, or keep long texts out of the index",
+        "FTS5, which would block every node; split it into several, or keep long texts out of the index",
         table=table,
         limit=SEARCHED_BYTES,
     )

@@ -42,8 +42,8 @@ def switch(db: apsw.Connection, settings: Settings, *, on: bool) -> None:
     """
     if LIKE in settings and not _switch_like(db, on=on):
         if not on:
-            raise AssertionError("LIKE cannot be switched back: a statement is at work")
-        raise UnavailableError("another statement of this connection is at work; run this one again")
+            raise AssertionError("LIKE cannot be switched back: a statement is running")
+        raise UnavailableError("another statement of this connection is running; run this one again")
     if TRIGGERS in settings:
         db.execute(f"EXPLAIN PRAGMA {TRIGGERS} = {int(on)}", can_cache=False).close(True)
 

@@ -174,7 +174,7 @@ class Tables:
                 )
             if table.rowid == "":
                 raise UnsupportedError(
-                    f"table {table.name} has columns named rowid, _rowid_ and oid, so its rows have no address; "
+                    f"table {table.name} has columns named rowid, _rowid_ and oid, so no name is left for its rowid; "
                     "rename one of them, or give the table an INTEGER PRIMARY KEY",
                     table=table.name,
                 )

@@ -54,7 +54,9 @@ class Authority:
         except OSError as error:
             raise ConfigError(f"{error.filename or directory}: {error.strerror}") from error
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{ca} and {ca_key} are not a certificate and its key without a password") from error
+            raise ConfigError(
+                f"{ca} and {ca_key} are not a certificate and its key, or the key has a password"
+            ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigError(f"{ca_key} is not a key that 'bedrockish tls' has made")
         return cls(directory, certificate, key)

@@ -181,7 +181,7 @@ def check_address(text: str, *, force: bool) -> None:
     except (OSError, UnicodeError) as error:
         if not force:
             raise UsageError(
-                f"{address.host} does not resolve on this machine; put the name right, or use --force if the members "
+                f"{address.host} does not resolve on this machine; correct the name, or use --force if the members "
                 "resolve it"
             ) from error
 

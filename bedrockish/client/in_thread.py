@@ -19,7 +19,7 @@ def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
     except StopIteration as end:
         return cast(T, end.value)
     coroutine.close()
-    raise AssertionError(f"{method} waits for an event loop, and there is none")
+    raise AssertionError(f"{method} needs a running event loop")
 
 
 def blocking(twin: str, method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]:

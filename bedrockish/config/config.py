@@ -426,7 +426,7 @@ def check_security(config: Config) -> None:
     is_open = not config.users and not config.http_token
     if config.http is not None and not is_loopback(config.http.host) and is_open and not security.insecure:
         raise ConfigError(
-            f"http: {config.http} can be reached from other machines, but nothing keeps strangers out (add users or "
+            f"http: {config.http} can be reached from other machines, and requires no login (add users or "
             "http_token); see docs/security.md, or set insecure = true in [security] where only trusted clients "
             "reach the port"
         )
@@ -447,8 +447,8 @@ def _check_clear(config: Config) -> None:
         )
     if config.http is not None and not is_loopback(config.http.host) and (config.users or config.http_token):
         raise ConfigError(
-            f"http: {config.http} can be reached from other machines, and without TLS passwords would travel in clear; "
-            "set tls in [security], see docs/security.md"
+            f"http: {config.http} can be reached from other machines, and without TLS passwords would travel in clear "
+            "text; set tls in [security], see docs/security.md"
         )
 
 

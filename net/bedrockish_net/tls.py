@@ -191,7 +191,7 @@ def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
     except (OSError, ssl.SSLError, ValueError) as error:
         raise CertificateError(
             f"cannot use certificate {cert} with key {key}: {error}; "
-            "both should be PEM files, the key of that certificate and without a password"
+            "both should be PEM files, and the key that of the certificate, without a password"
         ) from error
 
 

@@ -126,10 +126,10 @@ TLS = "[security]\ntls = 'certs'\n"
         (MINIMAL + "listen = '0.0.0.0:1'\n[peers]\nA = '[::1]:1'", "run 'bedrockish tls certs A=::1' once"),
         (MINIMAL + "listen = '0.0.0.0:1'", "run 'bedrockish tls certs A=HOST' once"),
         (MINIMAL + "[security]\ntls_revoked = 'x'", "there is no TLS; set tls"),
-        (MINIMAL + f"http = '0.0.0.0:1'\n[users]\nann = '{HASH}'", "without TLS passwords would travel in clear"),
+        (MINIMAL + f"http = '0.0.0.0:1'\n[users]\nann = '{HASH}'", "without TLS passwords would travel in clear text"),
         (
             MINIMAL + "http = '0.0.0.0:1'\nhttp_token = 'ABCDEFGHIJKLMNOP'",
-            "without TLS passwords would travel in clear",
+            "without TLS passwords would travel in clear text",
         ),
         (MINIMAL + "http = '0.0.0.0:1'", "http: 0.0.0.0:1 can be reached from other machines"),
         (MINIMAL + "[users]\nann = 'hunter2'", "f.toml: users.ann: this is not the hash of a password"),

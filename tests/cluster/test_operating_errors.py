@@ -67,7 +67,7 @@ async def test_second_node_under_a_learners_name_is_refused(tmp_path: Path) -> N
         try:
             await until_up(cluster, "D")
             first.start()
-            await until_said(cluster, 3, f"was let in as D, at 127.0.0.1:{second.port}, and this one")
+            await until_said(cluster, 3, f"was admitted as D, at 127.0.0.1:{second.port}, and this one")
             await trio.sleep(1)
             assert (await status_of(cluster, 0))["nodes"]["D"]["up"], "the second one keeps its links"
         finally:

@@ -106,7 +106,7 @@ async def test_restore_returns_the_state_before_the_mistake(cluster: LocalCluste
         command("restore", "--from", early, "--journal", late, "--to", made, "--at", transaction.clock)
         assert rows_of(made) == rows_at(feed, transaction.clock), number
     told = command("restore", "--from", early, "--to", same, "--at", mistake.clock, status=1)
-    assert "is later than the files are complete" in told
+    assert "is too late: the files are complete up to" in told
     assert not same.exists()
     await _found(founded(new, tmp_path / "second"), len(seen))
 

@@ -239,7 +239,7 @@ def test_deadline_error_of_a_read_names_the_transaction_that_has_not_ended() -> 
     one.step(Received("C", Checked(asked(one), (txid,), CLOCK)))
     replies = [effect for effect in one.node.step(Woken(), Now(1.0, WALL)) if isinstance(effect, Reply)]
     assert [type(reply.answer) for reply in replies] == [DeadlineError]
-    assert f"what became of {txid} and perhaps others" in str(replies[0].answer)
+    assert f"the outcomes of {txid} and perhaps others" in str(replies[0].answer)
 
 
 def test_read_asks_again_if_the_members_change_while_it_waits() -> None:

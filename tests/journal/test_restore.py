@@ -184,7 +184,7 @@ def test_restore_refuses_a_moment_that_is_not_in_the_files(lived: Lived, tmp_pat
     target = tmp_path / "no.db"
     with pytest.raises(MomentError, match=f"up to clock {lived.last} .*a later backup, or an earlier moment"):
         restore(lived.path("A"), target, until=at(lived.last + 1))
-    with pytest.raises(MomentError, match="later than the files are complete: that is up to clock 0"):
+    with pytest.raises(MomentError, match="is too late: the files are complete up to clock 0"):
         restore(lived.backup, target, until=at(lived.last))
     with pytest.raises(MomentError, match="less than A:9999"):
         restore(lived.path("A"), target, until=parse_moment("A:9999", NOW))
@@ -344,7 +344,7 @@ def test_restore_to_a_time_takes_all_commits_before_it(tmp_path: Path) -> None:
         ("A:1,,B:2", "is not a moment"),
         ("", "is not a moment"),
         ("-5", "is not a moment"),
-        ("9" * 40, "beyond what any clock reaches"),
+        ("9" * 40, "beyond the range of clocks"),
     ],
 )
 def test_malformed_moment_is_refused(text: str, words: str) -> None:

@@ -160,7 +160,7 @@ async def test_every_safe_moment_can_be_restored(lived: Lived, tmp_path: Path) -
         snapshot, journals, until = choose(folder, at(safe))
         made = restore(snapshot, tmp_path / f"{number}.db", journals=journals, until=until)
         assert made.digest == lived.expected(safe), safe
-        with pytest.raises(MomentError, match="later than the files are complete"):
+        with pytest.raises(MomentError, match="is too late: the files are complete up to"):
             restore(snapshot, tmp_path / "no.db", journals=journals, until=at(safe + 1))
     backup.close()
 

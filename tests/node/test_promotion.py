@@ -17,7 +17,7 @@ from bedrockish.node.cluster import join
 URL = "bedrockish://127.0.0.1:7000/"
 SILENT = UnavailableError("nobody can be asked")
 UNKNOWN = OutcomeUnknownError("the answer was lost")
-CONFLICT = ConflictError("command c met A-1 of A on another command in 17 attempts")
+CONFLICT = ConflictError("command c conflicted with A-1 of A on another command in 17 attempts")
 BEHIND = MembershipError("B lacks 3 commits", reason="behind")
 VOTER = MembershipError("B is a voter already", reason="duplicate")
 REMOVED = MembershipError("there is no member B", reason="unknown")

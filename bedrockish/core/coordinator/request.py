@@ -428,7 +428,7 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
         missing = f"{min(awaited.names)} and perhaps others" if awaited.names else "all of them"
         return DeadlineError(
             f"strict read {request.command}: transactions were under way when it began, and node {state.me} did not "
-            f"learn in {request.timeout_s:g} s what became of {missing}; run it again, or read at the level session"
+            f"learn in {request.timeout_s:g} s the outcomes of {missing}; run it again, or read at the level session"
         )
     if reject is not None and reject.other is not None:
         # A voter with other rows still holds an earlier attempt: each later attempt conflicts with that by the command.
@@ -461,8 +461,8 @@ def _conflict_error(inflight: InFlight, other: Txid, key: bytes, state: State) -
     else:
         name = OTHER_COMMAND if _is_of_another(inflight, key) else readable(object_of(key))
     return ConflictError(
-        f"command {inflight.request.command} met {other} of {other.leader} on {name} in {inflight.attempts} "
-        f"attempts; it did not happen, and it is safe to run it again{_advice(inflight, key)}",
+        f"command {inflight.request.command} conflicted with {other} of {other.leader} on {name} in "
+        f"{inflight.attempts} attempts; it did not happen, and it is safe to run it again{_advice(inflight, key)}",
         table=name,
         key=key.hex(),
         other=str(other),

@@ -170,7 +170,7 @@ class Expansion:
         if added > STATEMENT_TOKENS:
             raise TooLargeError(
                 f"the statement has {added} tokens more once its views, common tables and generated columns are "
-                f"written out, and at most {STATEMENT_TOKENS} can be compiled; mention each of them fewer times, or "
+                f"expanded, and at most {STATEMENT_TOKENS} can be compiled; mention each of them fewer times, or "
                 "keep the rows of one in a table",
                 sql=sql,
                 limit=STATEMENT_TOKENS,
@@ -198,7 +198,7 @@ class Expansion:
             name, size = max(grown.items(), key=itemgetter(1), default=(parsed.defines, 0))
         if size > DEFINITION_TOKENS:
             raise TooLargeError(
-                f"{name} has {size} tokens once the views or generated columns that it names are written out, and a "
+                f"{name} has {size} tokens once the views or generated columns that it names are expanded, and a "
                 f"definition may have {DEFINITION_TOKENS}; name each of them fewer times, or store what they compute",
                 sql=sql,
                 limit=DEFINITION_TOKENS,

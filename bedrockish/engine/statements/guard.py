@@ -96,7 +96,7 @@ class Guard:
         Raises:
             SqlError: SQLite does not accept the statement.
             UnsupportedError: the statement cannot be replicated.
-            TooLargeError: the statement is too large once SQLite has written out its views and common tables.
+            TooLargeError: the statement is too large once SQLite has expanded its views and common tables.
             TakesLongError: compiling the statement would block the loop.
         """
         sql = self._admitted(sql, ours=ours, is_limited=is_limited, optimizes=optimizes)

@@ -124,7 +124,7 @@ async def _ask(config: Config, entry: ClientCredentials, node: str, address: Add
         raise RemoteProtocolError(Code.MALFORMED, f"{node} at {address} reports a malformed id or level")
     if level > LEVEL:
         raise ConfigError(
-            f"the members of the cluster speak at release level {level}, and this program reads up to {LEVEL}; install "
+            f"the cluster runs at release level {level}, and this program reads up to {LEVEL}; install "
             "their release here"
         )
     names = info.get(MEMBERS)

@@ -82,7 +82,7 @@ class Incarnations:
         elif member.store and store != member.store:
             return Refusal(  # not noted in ``refused``: the member that has the name now is not refused
                 REPLACED,
-                f"another file (id {member.store}) was let in as {node}, at {member.address}, and this one (id "
+                f"another file (id {member.store}) was admitted as {node}, at {member.address}, and this one (id "
                 f"{store}) is not a member any more: stop it, or have it join with an empty file under another name",
             )
         elif member.voter and store == seen.store and lacks(starts, batches, seen):

@@ -54,7 +54,7 @@ def check_digest(kept: bytes, command: str, digest: bytes) -> None:
     if kept not in (b"", digest):
         raise CommandIdError(
             f"command {command} has happened before, with other statements or other parameters; this request did not "
-            "happen: send it under a new id, and send a request again only as it was",
+            "happen: send it under a new id, and repeat a request only unchanged",
             command=command,
             reason="request",
         )

@@ -77,7 +77,7 @@ def parse_moment(text: str, now_ms: int) -> Moment:
     if re.fullmatch("[0-9]+", text):
         clock = int(text)
         if clock >= CLOCK_READ_LIMIT:
-            raise MomentError(f"{text} is beyond what any clock reaches; {FORMS}")
+            raise MomentError(f"{text} is beyond the range of clocks; {FORMS}")
         return Moment(text, clock=clock)
     if _DATE.match(text):
         return Moment(text, clock=_clock_before(text, now_ms))

@@ -148,8 +148,8 @@ def check_reached(sources: Sequence[Source], until: Moment) -> None:
     complete = max(safe_clock(db) for _, db in sources)
     if until.clock > complete:
         raise MomentError(
-            f"{until.text} is later than the files are complete: that is up to clock {complete} "
-            f"({time_text(complete)}), and they may lack later commits; give a later backup, or an earlier moment, or "
+            f"{until.text} is too late: the files are complete up to clock {complete} ({time_text(complete)}), and may "
+            "lack later commits; give a later backup, or an earlier moment, or "
             "no moment to restore all commits in the files"
         )
 

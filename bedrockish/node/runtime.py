@@ -107,9 +107,10 @@ class Runtime:
         self._comparison = RowComparison(
             engine, self.transactions.snapshots, self.post, self._start, self.stop, self.faults
         )
-        self._assembler = Assembler(engine, self.post, self._start, self.durable, self.stop)
-        sends = engine, self.core.state, self._send_later, self._start, self.durable, self.stop
-        self._entry_sender = EntrySender(*sends)
+        self._assembler = Assembler(engine, self.post, self._start, self.boundary, self.stop)
+        self._entry_sender = EntrySender(
+            engine, self.core.state, self._send_later, self._start, self.boundary, self.stop
+        )
         self.gate = DurabilityGate(self, engine, self.boundary)
         self.output = PeerOutput(self.core, engine, self.gate, self.plugins)
         self.peers = PeerIntake(self.core, engine, self.known, self.plugins, self.output, self)

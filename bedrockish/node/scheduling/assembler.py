@@ -6,16 +6,14 @@ wait. The messages are assembled one after the other, in the order of their arri
 
 from collections import deque
 from collections.abc import Callable
-
-import trio
+from functools import partial
 
 from bedrockish.core.protocol.effects import Assemble
 from bedrockish.core.protocol.events import Assembled, Event
 from bedrockish.core.protocol.messages import Whole, read_whole
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.engine.engine import Engine
-from bedrockish.errors import UnavailableError
-from bedrockish.node.scheduling.durability import Durable
+from bedrockish.node.scheduling.snapshots import Boundary
 
 
 class Assembler:
@@ -26,11 +24,11 @@ class Assembler:
         engine: Engine,  # has the file with the saved pieces
         post: Callable[[Event], None],  # takes events for the core
         start: Callable[..., None],  # runs a task until the node ends
-        durable: Durable,
+        boundary: Boundary,
         stop: Callable[[Exception], None],  # ends the node's loop with an error
     ) -> None:
         self._engine, self._post, self._start = engine, post, start
-        self._durable, self._stop = durable, stop
+        self._boundary, self._stop = boundary, stop
         self._asked: deque[Assemble] = deque()
 
     def assemble(self, asked: Assemble) -> None:
@@ -43,23 +41,17 @@ class Assembler:
         try:
             while self._asked:
                 asked = self._asked[0]
-                data, known = await self._read(asked.parts)
+                here, in_thread = self._engine.votes.assemble, self._engine.background.assemble
+                data, known = await self._boundary.read_in_thread(
+                    partial(_whole, in_thread, asked.parts), partial(_whole, here, asked.parts)
+                )
                 self._post(Assembled(asked.peer, asked.parts, data, known))
                 del data, known  # free them now: the next message may be as large
                 self._asked.popleft()
         except Exception as error:  # the node cannot go on: the core relies on its saved pieces
             self._stop(error)
 
-    async def _read(self, parts: tuple[Part, ...]) -> tuple[bytes, Whole | None]:
-        engine = self._engine
-        if engine.batch.is_dirty:
-            await self._durable()  # only the writing connection sees a piece in the open batch
-        try:
-            return await trio.to_thread.run_sync(self._whole, parts)
-        except (UnavailableError, RuntimeError):  # without room for a connection or thread, the writer reads the pieces
-            data = engine.votes.assemble(parts)
-            return data, read_whole(data)
 
-    def _whole(self, parts: tuple[Part, ...]) -> tuple[bytes, Whole | None]:
-        data = self._engine.background.assemble(parts)
-        return data, read_whole(data)
+def _whole(assemble: Callable[[tuple[Part, ...]], bytes], parts: tuple[Part, ...]) -> tuple[bytes, Whole | None]:
+    data = assemble(parts)
+    return data, read_whole(data)

@@ -8,17 +8,15 @@ A peer that requests an entry that is damaged here gets the answer for a removed
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
-
-import trio
 
 from bedrockish.core.protocol.effects import SendEntries
 from bedrockish.core.protocol.messages import Entries, Message, Outcome, Removed
 from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
-from bedrockish.errors import UnavailableError
-from bedrockish.node.scheduling.durability import Durable
+from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
@@ -47,11 +45,11 @@ class EntrySender:
         state: State,  # the state of the core, which keeps the pieces that a peer is going to ask for
         send: Callable[[str, Message], None],  # sends a message when everything written so far is durable
         start: Callable[..., None],  # runs a task until the node ends
-        durable: Durable,
+        boundary: Boundary,
         stop: Callable[[Exception], None],  # ends the node's loop with an error
     ) -> None:
         self._engine, self._state, self._send, self._start = engine, state, send, start
-        self._durable, self._stop = durable, stop
+        self._boundary, self._stop = boundary, stop
         self._asked: dict[str, deque[SendEntries]] = {}  # peer -> its requests; the first is under way
 
     def send_outcome(self, peer: str, txid: Txid) -> None:
@@ -77,22 +75,14 @@ class EntrySender:
         queue = self._asked[peer]
         try:
             while queue:
-                self._reply(queue[0], await self._read(queue[0]))
+                asked, clock = queue[0], self._state.clock.value
+                here, in_thread = partial(self._read_here, asked, clock), partial(self._in_thread, asked, clock)
+                self._reply(asked, await self._boundary.read_in_thread(in_thread, here))
                 queue.popleft()
         except Exception as error:  # the file cannot be read
             self._stop(error)
         finally:
             del self._asked[peer]
-
-    async def _read(self, asked: SendEntries) -> EntriesRead:
-        """Return the requested entries; ``send`` sends them only when everything committed is durable."""
-        clock = self._state.clock.value
-        if self._engine.batch.is_dirty:
-            await self._durable()  # only the writing connection sees entries of the open batch
-        try:
-            return await trio.to_thread.run_sync(self._in_thread, asked, clock)
-        except (UnavailableError, RuntimeError):  # without room for a connection or thread, the writer reads entries
-            return self._read_here(asked, clock)
 
     def _read_here(self, asked: SendEntries, clock: int) -> EntriesRead:
         found, damaged = packed_entries(self._engine.read_entries, asked.wants, asked.limit)

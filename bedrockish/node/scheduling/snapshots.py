@@ -11,6 +11,7 @@ import trio
 
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.snapshot import Readers, Snapshot
+from bedrockish.errors import UnavailableError
 from bedrockish.node.scheduling.durability import Durable
 
 T = TypeVar("T")
@@ -32,6 +33,13 @@ class Boundary:
         """Run an action once, at the next boundary, in the node's loop. If the action raises, the node stops."""
         self.actions.append(action)
 
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Run an action on committed rows: now, or at the next boundary if a batch is open."""
+        if self._engine.batch.is_dirty:
+            self.call(action)
+        else:
+            action()
+
     def fail(self, error: BaseException) -> None:
         """Stop the node with an error at the next boundary, in its loop.
 
@@ -46,9 +54,8 @@ class Boundary:
     async def result_of(self, action: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> T:
         """Return the result of an action on committed rows, when these rows are durable.
 
-        The action runs in the node's loop: at the next boundary if a batch is open, else now. An error of the action is
-        raised here, and not in the node's loop. If the caller is cancelled, the action does not run, or ``drop`` gets
-        its result.
+        The action runs in the node's loop, as by ``call_soon``. Its error is raised here, and not in the loop. If the
+        caller is cancelled, the action does not run, or ``drop`` gets its result.
         """
         found: list[T | Exception] = []
         done, is_abandoned = trio.Event(), False
@@ -63,10 +70,7 @@ class Boundary:
             done.set()
 
         try:
-            if self._engine.batch.is_dirty:
-                self.call(act)
-            else:
-                act()
+            self.call_soon(act)
             await self.durable()
             await done.wait()
         except BaseException:
@@ -78,6 +82,15 @@ class Boundary:
         if isinstance(found[0], Exception):
             raise found[0]
         return found[0]
+
+    async def read_in_thread(self, read: Callable[[], T], read_here: Callable[[], T]) -> T:
+        """Return what a thread reads on another connection; without room for one of them, ``read_here``'s result."""
+        if self._engine.batch.is_dirty:
+            await self.durable()  # only the writing connection sees the rows of the open batch
+        try:
+            return await trio.to_thread.run_sync(read)
+        except (UnavailableError, RuntimeError):
+            return read_here()
 
     async def wait_for_writer(self) -> None:
         """Wait until no other thread has the engine's connection; the caller may use it until its next checkpoint."""

@@ -288,10 +288,8 @@ class WorkerPool:
 
     def _fill_soon(self) -> None:
         """Give places to waiting jobs, as soon as everything that was applied is committed to the file."""
-        if self._queue and self._engine.batch.is_dirty:
-            self._boundary.call(self._fill)
-        else:
-            self._fill()
+        if self._queue:
+            self._boundary.call_soon(self._fill)
 
     def _fill(self) -> None:
         """Give places to waiting jobs."""

@@ -548,8 +548,9 @@ class Interactive:
             error = self._overtaken(work.sets, work.base)
             if error is not None:
                 raise error
+            if work.serializable:
+                work.base, work.base_clock = dict(engine.applied), engine.applied_clock
         if work.serializable:
-            work.base, work.base_clock = dict(engine.applied), engine.applied_clock
             self._leave_snapshot(work)
 
     def _read(

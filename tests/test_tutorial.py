@@ -44,7 +44,7 @@ def test_tutorial_starts_and_kills_nodes_and_shows_output(page: str) -> None:
 
 
 def install_modules(place: Path) -> None:
-    """Install the JavaScript clients as pinned, as another test has them."""
+    """Install the JavaScript clients in the versions that are pinned in tests/libsql."""
     if shutil.which("npm") is None:
         pytest.skip("no npm here: the JavaScript client is not tried")
     for name in ("package.json", "package-lock.json"):

@@ -1,4 +1,4 @@
-"""Finds the Java runtime that Spark needs, without Spark: the bootstrap and the tests ask before pyspark is there."""
+"""Finds the Java runtime that Spark needs, without Spark: bootstrap and tests ask before pyspark is installed."""
 
 import os
 import re

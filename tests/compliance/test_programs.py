@@ -1,4 +1,4 @@
-"""Small programs on libraries of other projects that do not know bedrockish: on three nodes, and on plain SQLite."""
+"""Small programs use libraries that do not know bedrockish; each runs on three nodes and on plain SQLite."""
 
 import importlib.util
 import json
@@ -115,7 +115,7 @@ def pandas(place: Place) -> None:
 
 
 def dataset(place: Place) -> None:
-    """Make tables and columns by writing into them."""
+    """Write into tables and columns that do not exist yet: the library creates them."""
     import dataset as library
 
     db = library.connect(place.url)
@@ -132,7 +132,7 @@ def dataset(place: Place) -> None:
 
 
 def records(place: Place) -> None:
-    """SQL for people, and its exports."""
+    """Run SQL texts, and export their rows."""
     import records as library
 
     db = library.Database(place.url)

@@ -456,7 +456,7 @@ def test_transaction_moves_past_a_user_change_only_if_its_rights_were_checked_af
 
 
 def test_open_transaction_goes_back_to_the_node_if_users_change_after_its_check() -> None:
-    """The node checks rights by the membership that it has; here the same step applies another one."""
+    """An execution is not proposed if its rights were checked by an older membership than the applied one."""
     one = One(membership(1, "ABC"))
     one.node.state.clock.safe = CLOCK - 1
     changed = replace(membership(2, "ABC"), users={"ann": UserSaid("", 1, 1)})

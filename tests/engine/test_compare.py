@@ -398,7 +398,7 @@ async def test_node_that_applies_nothing_is_asked_about_each_range_once(three: T
 def test_entries_are_decoded_once_for_questions_with_the_same_vector(
     three: Three, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decoding all of them for each range slowed a cluster down to some commits a second."""
+    """If each range decoded all entries again, a cluster would decide only a few commits a second."""
     decoded: list[bytes] = []
     real = decode_transaction
 

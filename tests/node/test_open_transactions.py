@@ -88,7 +88,7 @@ async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monk
 async def test_write_at_a_voter_that_only_reads_names_its_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The voter is not called a learner, whose client would have to look for a voter."""
+    """The error names the alarm. An error for learners would send the client to another voter."""
     async with running(tmp_path, monkeypatch) as (runtime, _):
         runtime.core.state.health.set_alarm(DISK_FULL, Mode.READ_ONLY, "the disk is full")
         told(step(runtime, "tx", BEGIN))

@@ -1,8 +1,8 @@
 """Runs CPython's own tests of ``sqlite3`` with our DB-API in its place: ``python -m tools.compliance.cpython_run``.
 
-The tests are those of the interpreter that runs this (``test.test_sqlite3``; Debian packs them apart). Their module
-``sqlite3`` is ``bedrockish.dbapi``, with one difference: each new ``":memory:"``, and the first connection to a file's
-name in a test, empties the cluster first, since a cluster is one database.
+The tests are those of the interpreter that runs this (``test.test_sqlite3``; Debian packages them separately). Their
+module ``sqlite3`` is ``bedrockish.dbapi``, with one difference: each new ``":memory:"``, and the first connection to a
+file's name in a test, empties the cluster first, since a cluster is one database.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Attacks three real nodes in every way at once, and says whether they are well afterwards.
+"""Attacks three real nodes in every way at once, and reports whether they serve correctly afterwards.
 
 python -m tools.fuzz [--seconds 60] [--seed 1] [--keep DIRECTORY]
 

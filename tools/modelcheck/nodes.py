@@ -46,7 +46,7 @@ class Known:
 
 
 class BrokenError(Exception):
-    """Raised when a law is broken. ``story`` tells how; ``way`` adds the events that led there."""
+    """Raised when a law is broken. ``story`` describes the break; ``way`` adds the events that led there."""
 
     def __init__(self, law: str, story: str) -> None:
         super().__init__(f"{law}: {story}")

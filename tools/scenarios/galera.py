@@ -135,7 +135,7 @@ class Galera:
         self.nodes = [GaleraNode(directory, number, ports[4 * number : 4 * number + 4]) for number in range(3)]
 
     def connect(self, node: int, database: str = "bench") -> Any:
-        """Return a connection to a node; several statements may travel in one text."""
+        """Return a connection to a node, which accepts several statements in one text."""
         flags = importlib.import_module("MySQLdb.constants.CLIENT").MULTI_STATEMENTS
         socket = str(self.nodes[node].socket)
         return self._driver.connect(

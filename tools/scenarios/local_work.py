@@ -56,7 +56,7 @@ class Peer:
         return cursor
 
     def rollback(self) -> None:
-        """Roll back the open transaction, which BEGIN has opened behind the driver's back."""
+        """Roll back the open transaction, of which the driver does not know: a BEGIN statement opened it."""
         self.execute("ROLLBACK")
 
 

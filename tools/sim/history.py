@@ -457,7 +457,7 @@ def _stored(seq: int, entry: Entry, is_repeat: bool) -> JournalRow:
 
 
 def late_stamp(calls: Iterable[Call], told: Told, talked: Collection[str]) -> tuple[int, str]:
-    """Return the number of clocks in answers, and the story of the first that breaks the law, or an empty text.
+    """Return the number of clocks in answers, and a description of the first that breaks the law, or an empty text.
 
     A transaction clock is later than all acknowledgements before its request, to any client. Commits are
     acknowledgements, and so are clocks: a client that asked only for a clock may rely on later clocks being greater.

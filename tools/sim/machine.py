@@ -57,7 +57,7 @@ class Machine:
         boot: the number of starts and stops; an action planned in one run of the process happens in no other run.
         node: the core while the process runs, else None.
         store: the random id of its file.
-        known: what the node remembers of its peers' files.
+        known: the node's record of its peers' files.
         forgot: whether its file was lost or put back from a backup, so that it lacks promises that it has made.
         retired: whether it never starts again.
         down_since: the time in seconds at which it stopped.

@@ -117,7 +117,7 @@ class Moving:
     # -- progress of closed and safe time ---------------------------------------------------------------------------
 
     def broken(self, machine: "Machine") -> tuple[str, str]:
-        """Check a machine after a step; return the law that it breaks and the story, or two empty texts."""
+        """Check a machine after a step; return the law that it breaks and a description, or two empty texts."""
         law, story = self._holds_back(machine)
         return (law, story) if law else self._stands_still(machine)
 

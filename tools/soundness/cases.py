@@ -1,7 +1,7 @@
 """Random schemas, rows, statements and changes for the test of the read-set analysis.
 
 Everything is chosen through a ``Source`` from a few values and columns that a case prefers, so that its rows,
-statements and changes have much to do with each other.
+statements and changes often concern the same data.
 """
 
 import re

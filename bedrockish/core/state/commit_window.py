@@ -235,7 +235,7 @@ class CommitWindow:
         return min((*(known.txid.clock for known in newer), *filter(None, packed)), default=None)
 
     def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
-        """Set the floor after a restart, when of the commits up to ``applied`` only those at ``ticks`` were added."""
+        """Set the floor after a restart, which has added only those commits up to ``applied`` that are at ``ticks``."""
         found: dict[str, set[int]] = {}
         for leader, tick in ticks:
             found.setdefault(leader, set()).add(tick)

@@ -76,7 +76,7 @@ class Pieces:
         return cut.parts
 
     def forget_votes(self, votes: Iterable[Txid]) -> None:
-        """Forget the pieces that dropped votes alone have named; ``votes`` are the transactions whose vote is kept."""
+        """Forget the pieces that no kept vote names; ``votes`` are the transactions whose vote is kept."""
         kept = set(votes)
         self.named = {txid: names for txid, names in self.named.items() if txid in kept}
 

@@ -71,7 +71,7 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> TableCommand | N
 
 
 def check_command(sql: str) -> None:
-    """Raise UnsupportedError for a command of FTS5 with its values that cannot run at every node."""
+    """Raise UnsupportedError if a command of FTS5, with its values in the text, cannot run at every node."""
     words = tokens(sql)
     at = next(place for place, token in enumerate(words) if token.is_word("INTO")) + 1
     at += 2 if words[at + 1].text == "." else 0

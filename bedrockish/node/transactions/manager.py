@@ -461,7 +461,7 @@ class Transactions:
         return Answer(encode_in_steps(texts.results, size, by_column=request.by_column), self._visibility.token(tx))
 
     def _run_next(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
-        """Run the next text, or several, at the place to which it moves the transaction."""
+        """Run the next text, or several, at the transaction's place; a schema change runs in a private copy."""
         statement = texts.next
         tx.last = statement.sql[:SHOWN_MAX]
         if self._own_workspace.is_due(tx.work):

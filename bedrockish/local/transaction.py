@@ -18,7 +18,7 @@ from bedrockish.api.requests import SERIALIZABLE, STRICT, Request, Result, State
 from bedrockish.common.forks import FORKING, notice_fork, stand_still
 from bedrockish.common.pauses import monotonic
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.interactive import is_of_schema
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.sqlite.limits import Limits
@@ -249,7 +249,7 @@ class LocalTransaction:
             if control is not None:
                 self._running.control(control)
                 return Result((), [], -1, self.lastrowid)
-            if not self.keeps_rows:
+            if not self.keeps_rows and not self._running.interactive.changes_nothing(statement.sql):
                 raise NodeNeededError("a schema change runs at the node")
         return self._running.run(statement, RESULT_BYTES)[0]
 
@@ -440,4 +440,4 @@ class _Statement:
 def _is_ordinary(sql: str) -> bool:
     """Return whether a text is neither transaction control nor a schema change or EXPLAIN, which only the node runs."""
     is_explain = first_word(without_settings(sql)) == "EXPLAIN"
-    return not (is_explain or Interactive.is_schema(Statement(sql)) or parse_control(sql) is not None)
+    return not (is_explain or is_of_schema(sql) or parse_control(sql) is not None)

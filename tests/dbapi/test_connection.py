@@ -418,6 +418,50 @@ def test_transaction_commits_after_an_alter_that_other_definitions_refuse(
     assert other.execute("SELECT count(*) FROM sqlite_schema WHERE name LIKE ?", (table + "__",)).fetchall() == [(1,)]
 
 
+def test_schema_statement_that_changes_nothing_leaves_its_transaction_as_it_is(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    """A transaction that changes the schema refuses ``random()`` and needs a private copy of the database."""
+    connection.execute(f"CREATE INDEX {table}_i ON {table}(name)")
+    connection.execute("BEGIN")
+    for sql in (
+        f'CREATE TABLE IF NOT EXISTS main."{table.upper()}"(id)',
+        f"CREATE VIEW IF NOT EXISTS {table} AS SELECT 1",
+        f"CREATE UNIQUE INDEX IF NOT EXISTS {table}_i ON {table}(name);",
+        f"DROP VIEW IF EXISTS main.{table}_missing",
+    ):
+        made = connection.execute(sql)
+        assert (made.fetchall(), made.description, made.rowcount) == ([], None, -1)
+    connection.execute(f"INSERT INTO {table}(name) VALUES (random())")
+    for refused, why in (
+        (f"CREATE TABLE IF NOT EXISTS {table}(bad syntax(", "incomplete input"),
+        (f"CREATE INDEX IF NOT EXISTS {table}_i ON {table}_missing(x)", "no such table"),
+    ):
+        with pytest.raises(db.OperationalError, match=why):
+            connection.execute(refused)
+    connection.execute("COMMIT")
+    assert count(other, table) == 1
+    connection.execute("BEGIN")
+    with pytest.raises(db.OperationalError, match="already an index"):
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {table}_i(x)")
+    with pytest.raises(db.OperationalError, match="use DROP TABLE"):
+        connection.execute(f"DROP VIEW IF EXISTS {table}")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {table}_new(x)")
+    connection.execute("COMMIT")
+    assert count(other, f"{table}_new") == 0
+
+
+def test_answer_that_an_object_exists_does_not_outlive_the_object(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
+    connection.execute("BEGIN")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {table}(id)")
+    other.execute(f"DROP TABLE {table}")
+    with pytest.raises(db.OperationalError, match="the transaction did not happen") as caught, connection:
+        connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
+    assert caught.value.retry
+
+
 @pytest.mark.parametrize(
     ("sql", "acts"),
     [

@@ -15,7 +15,7 @@ from bedrockish.api.requests import Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution import ddl_workspace as drafts
 from bedrockish.engine.execution.ddl_workspace import Draft
-from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.interactive import Interactive, is_of_schema
 from bedrockish.engine.execution.open_transaction import LOG_MAX, Logged, TransactionWork
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.storage.wal import copy_file
@@ -69,7 +69,7 @@ class Desk:
             workspace = self.private_copy.workspace(work)
             await self.private_copy.lend(work, lambda: workspace.control(control))
             return Result((), [])
-        if work.workspace is not None or self.interactive.is_schema(statement):
+        if work.workspace is not None or is_of_schema(statement.sql):
             if not isinstance(work.workspace, Draft):
                 await self.private_copy.start(work, ROOM)
             workspace = self.private_copy.workspace(work)

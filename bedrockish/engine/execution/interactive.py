@@ -35,6 +35,7 @@ from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.compiled import READ, SCHEMA, TEMPORARY, WRITE, Compiled
+from bedrockish.engine.statements.defined_name import conditional_change
 from bedrockish.engine.statements.rowid_allocator import IdsNeededError
 from bedrockish.errors import (
     BedrockishError,
@@ -56,6 +57,7 @@ from bedrockish_journal.model.changes import Change, encode_changes
 from bedrockish_journal.model.transaction import ROWS
 
 NO_COMMAND = "a command that configures an index cannot be part of a transaction; commit first, and run it alone"
+NAMED = "SELECT type FROM main.sqlite_schema WHERE name = ? COLLATE NOCASE"
 Overtaken = Callable[[Growing, Mapping[str, int]], BedrockishError | None]
 """Returns the error for a client if a commit outside the base has changed what the access set has read or written."""
 
@@ -101,6 +103,8 @@ class Interactive:
             refusal = pragmas.of_schema_only(piece.sql) if piece.setting else ""
             if refusal:
                 raise UnsupportedError(refusal, sql=piece.sql, of_schema=True)
+            if piece.kind == SCHEMA and self.changes_nothing(piece.sql):
+                piece, params = self._nothing(), ()
             if piece.kind == SCHEMA:
                 why = NO_COMMAND if piece.is_command else self.no_schema
                 raise UnsupportedError(why, sql=piece.sql, of_schema=True)
@@ -122,10 +126,21 @@ class Interactive:
         self.parts.applier.switch_on()
         return found
 
-    @staticmethod
-    def is_schema(statement: Statement) -> bool:
-        """Return whether a text changes the schema."""
-        return _changes_schema(statement.sql)
+    def changes_nothing(self, sql: str) -> bool:
+        """Return whether a statement makes an object with IF NOT EXISTS that exists, or drops a missing one.
+
+        Then it needs no private copy: any change of the schema after it makes its transaction fail.
+        """
+        change = conditional_change(sql)
+        if change is None:
+            return False
+        self.engine.wait_for_writer()
+        return change.is_needless({kind for (kind,) in self._db.execute(NAMED, (change.name,))})
+
+    def _nothing(self) -> Compiled:
+        """Return a compiled statement that reads no table, and has neither rows nor columns."""
+        piece, _ = next(self._executor.texts.pieces(Statement("SELECT 1 WHERE 0")))
+        return replace(piece, columns=())
 
     def needs_snapshot(self, work: TransactionWork, piece: Compiled) -> bool:
         """Return whether the caller must call ``take_snapshot`` before this statement."""
@@ -744,7 +759,8 @@ def broken_at_commit() -> ConstraintError:
 
 
 @remembered
-def _changes_schema(sql: str) -> bool:
+def is_of_schema(sql: str) -> bool:
+    """Return whether a text changes the schema, unless ``Interactive.changes_nothing``."""
     sql = without_settings(sql)
     is_schema = first_word(sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
     return is_schema or pragmas.is_replicated(sql) or bool(pragmas.of_schema_only(sql))

@@ -17,7 +17,7 @@ from bedrockish.api.requests import Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.interactive import Interactive, is_of_schema
 from bedrockish.engine.execution.interfaces import EngineParts, Flushed, Guest
 from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.workspace import Workspace, Writer
@@ -184,11 +184,10 @@ class OverlayTransaction:
             BedrockishError: as ``run``. The results of the statements before are in ``results``.
         """
         first, work, alone, taken = len(results), self.work, 0, 0
-        interactive = self.interactive
         while len(results) - first < len(statements):
             place = len(results) - first
             statement = statements[place]
-            if interactive.is_schema(statement):
+            if is_of_schema(statement.sql):
                 break
             control = savepoint_of(statement.sql, statement.params)
             if control is not None:

@@ -35,7 +35,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import NO_KEYS, Prepared, only_read
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.ddl_workspace import Draft
-from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.interactive import Interactive, is_of_schema
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import (
@@ -467,8 +467,10 @@ class Transactions:
         if self._own_workspace.is_due(tx.work):
             yield from self._own_workspace.move(tx)
         place = self._place(tx.work)
-        if place in (self._shared_writer, self._own_workspace) and self._interactive.is_schema(statement):
-            place = self._private_copy
+        if place in (self._shared_writer, self._own_workspace) and is_of_schema(statement.sql):
+            # A workspace of its own may have an earlier schema than the writer, which ``changes_nothing`` asks.
+            stays = place is self._shared_writer and self._interactive.changes_nothing(statement.sql)
+            place = place if stays else self._private_copy
         try:
             yield from place.run(tx, texts)
             self._check_writes(tx.work)

@@ -168,7 +168,7 @@ def _loop_cost(name: str) -> int:
 
 
 def _calls(program: Sequence[Op]) -> int:
-    """Return how many long values a program makes, one for each call, concatenation or ``PATHS`` path arguments."""
+    """Return the number of long values of a program: one for each call, concatenation or ``PATHS`` path arguments."""
     found, paths, written = 0, 0, frozenset[int]()
     for op in program:
         if op.name == "Concat":
@@ -187,7 +187,7 @@ def _target(op: Op) -> int:
 
 
 def _copies(program: Sequence[Op]) -> int:
-    """Return how often a program repeats a load of a column, parameter or register.
+    """Return the number of times that a program repeats a load of a column, parameter or register.
 
     The first loads are bounded: all parameters together, and all columns of one row together, are at most as long as
     one value may be. Each repetition may add that length again.
@@ -229,7 +229,7 @@ def _size(value: object) -> int:
 
 
 def longest_pattern(lengths: Lengths, params: Sequence[object]) -> int:
-    """Return how many bytes a pattern of LIKE or GLOB may have in a worker; 0 if it is not known."""
+    """Return the greatest size of a pattern of LIKE or GLOB in a worker, in bytes; 0 if it is not known."""
     if lengths.constants is None:
         return 0
     sizes = [size for size in (*lengths.constants, *map(_size, params)) if size <= PATTERN]
@@ -239,7 +239,7 @@ def longest_pattern(lengths: Lengths, params: Sequence[object]) -> int:
 
 
 def _beside_pattern(lengths: Lengths, params: Sequence[object]) -> int:
-    """Return how many bytes a value may have in a worker, where LIKE or GLOB may try the longest pattern on it."""
+    """Return the greatest size of a value in a worker, in bytes: LIKE or GLOB may try the longest pattern on it."""
     return PATTERN_WORK // (longest_pattern(lengths, params) * max(1, abs(lengths.patterns)))
 
 

@@ -321,7 +321,7 @@ class Capture:
 
 
 def _searched(indexes: list[list[int]], before: Row | None, after: Row | None) -> int:
-    """Return how many bytes of a changed row FTS5 has to cut into words, in all indexes with a changed column."""
+    """Return the number of bytes of a changed row that FTS5 has to divide into words, for all indexes it changes."""
     found = 0
     for places in indexes:
         if before is None or after is None or any(before[place] != after[place] for place in places):

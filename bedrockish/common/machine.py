@@ -68,7 +68,7 @@ def _soft_limit(limit: str) -> int:
 
 
 def memory_limit() -> int:
-    """Return how many bytes this process may take, by its limit of address space and its control groups."""
+    """Return the number of bytes that this process may take, by its limit of address space and its control groups."""
     found = [_soft_limit("RLIMIT_AS")]
     with suppress(OSError):
         for line in GROUPS.read_text().splitlines():

@@ -82,7 +82,7 @@ class EntryApplier:
         return self.encode(changes), tuple(map(len, lists))
 
     def why_rows_differ(self, transaction: Transaction) -> str:
-        """Return how the old rows of a transaction's changes differ from this node's rows; empty if they do not.
+        """Return the difference of a transaction's old rows from this node's rows; empty if they are equal.
 
         Raises:
             DamagedError: the file failed; the node must stop.

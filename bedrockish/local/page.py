@@ -327,7 +327,7 @@ class Published:
         return self._bytes(0, _FACTS_END) == last_bytes
 
     def batch(self, number: int) -> PublishedBatch | None:
-        """Return what the page tells about a batch; None if the batch is not among the last ``BATCHES``."""
+        """Return the page's record of a batch; None if the batch is not among the last ``BATCHES``."""
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
         entry = self._bytes(place, place + _BATCH.size)
         found, frames, salts, schema, check = _BATCH.unpack(entry)

@@ -126,7 +126,7 @@ class ReadConnection:
         return piece
 
     def permitted(self, sql: str, user: str) -> Compiled | None:
-        """Return what ``piece`` returns, after checking the rights of a user as of the snapshot.
+        """Check the rights of a user as of the snapshot, and return the result of ``piece``.
 
         Raises:
             ForbiddenError: the user lacks the right.

@@ -134,10 +134,10 @@ class PeerIntake:
         self._loop.ring()  # the next turn saves the facts that were learnt about the peer's file
 
     def on_stranger(self, hello: Hello) -> None:
-        """Stop serving if another cluster has this node as a member, and its file is new: the right one is missing.
+        """Stop serving if another cluster has this node as a member, and our file is new: the member's file is missing.
 
-        A node without a file and without peers in its configuration founds a cluster, which would take writes of the
-        clients of the other one.
+        A node without a file and without peers in its configuration founds a cluster. Clients of the other cluster
+        would clients of the other one.
         """
         state, theirs = self._core.state, hello.info.get(ID)
         ours = state.roster.membership

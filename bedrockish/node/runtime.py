@@ -321,7 +321,7 @@ class Runtime:
         return self.reports.status()
 
     def _compare_rows(self, transaction: Transaction) -> str | None:
-        """Return how a transaction's old rows differ from ours; empty if they are equal, None if a thread compares."""
+        """Return the difference of a transaction's old rows from ours; empty if equal, None if a thread compares."""
         compare = (
             self.engine.entries.why_rows_differ if len(transaction.changes) <= LONG_BYTES else self._comparison.compare
         )

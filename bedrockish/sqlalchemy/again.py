@@ -88,7 +88,7 @@ class _Tries:
         self._pauses, self._number = Pauses(timeout), 0
 
     def pause_s(self, error: DBAPIError) -> float | None:
-        """Return how long to wait before the next try, in seconds; None if the transaction is not tried again."""
+        """Return the seconds to wait before the next try; None if the transaction is not tried again."""
         self._number += 1
         again = lost(error) or (self._number <= MADE_MAX and was_made(error))
         return self._pauses.draw() if again else None

@@ -183,7 +183,7 @@ def failed_at(results: Sequence[_Counted], error: BaseException | None = None) -
 
 
 def rows_before(error: BedrockishError) -> int:
-    """Return how many rows the statements before the failed one have changed."""
+    """Return the number of rows that the statements before the failed one have changed."""
     return _wrote(error)[0]
 
 

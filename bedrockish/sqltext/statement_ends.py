@@ -22,21 +22,21 @@ _PARENTHESIS = re.compile(rf"{_HIDING}|\(", re.DOTALL)
 
 
 def token_start(sql: str, at: int = 0) -> int:
-    """Return where the first token at or after a position begins, past blanks and comments."""
+    """Return the start of the first token at or after a position, past blanks and comments."""
     found = _BLANK.match(sql, at)
     assert found is not None  # the pattern matches an empty text
     return found.end()
 
 
 def statement_start(sql: str, at: int = 0) -> int:
-    """Return where the first statement at or after a position begins, past blanks, comments and semicolons."""
+    """Return the start of the first statement at or after a position, past blanks, comments and semicolons."""
     found = _EMPTY.match(sql, at)
     assert found is not None  # the pattern matches an empty text
     return found.end()
 
 
 def count_parentheses(sql: str) -> int:
-    """Return how many opening parentheses a text has outside of strings, quoted names and comments."""
+    """Return the number of opening parentheses in a text outside of strings, quoted names and comments."""
     return sum(found[0] == "(" for found in _PARENTHESIS.finditer(sql))
 
 
@@ -104,7 +104,7 @@ def is_complete(sql: str) -> bool:
 
 
 def second_statement(sql: str) -> int | None:
-    """Return where the second statement of a text begins; None if the text has at most one."""
+    """Return the start of the second statement of a text; None if the text has at most one."""
     semicolon = sql.find(";")
     if semicolon < 0 or semicolon == len(sql) - 1:
         return None

@@ -123,7 +123,7 @@ async def _writes(clients: list[Client], isolation: str) -> None:
 
 
 async def _dirty_reads(clients: list[Client], isolation: str) -> None:
-    """G1a, aborted reads; G1b, intermediate reads; G1c, circular information flow."""
+    """Try G1a (aborted reads), G1b (intermediate reads) and G1c (circular information flow)."""
     players = await play(
         clients,
         isolation,

@@ -32,7 +32,7 @@ def test_nodes_survive_nonsense_at_every_interface(seconds: int) -> None:
 
 @pytest.mark.cluster
 def test_fuzzer_reports_a_node_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fuzzer must report that. The fourth member is down as well, so the others have no quorum."""
+    """The fourth member is down as well, so the others have no quorum: the fuzzer reports that, too."""
     monkeypatch.setattr("tools.fuzz.__main__.ANSWER_S", 1.0)
     with lab(tmp_path / "nodes") as made:
         made.nodes[1].kill()

@@ -95,7 +95,7 @@ async def test_killed_node_is_equal_after_its_restart_and_commands_happen_once(c
 
 
 async def test_others_recover_for_a_stopped_leader_which_learns_the_outcomes(cluster: LocalCluster) -> None:
-    """SIGSTOP for longer than the suspicion time: the others finish its transactions; it goes on afterwards."""
+    """A leader is stopped for longer than the suspicion time: others end its transactions. Then it serves again."""
     await found(cluster)
     load = Load(cluster, 6)
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""The clock as Citus lays it out, and how far behind it time is closed."""
+"""A clock has the bits of a clock of Citus, and a node closes time at a lag behind its clock."""
 
 from datetime import UTC, datetime
 

@@ -48,12 +48,12 @@ class Rival:
 
     @property
     def begun(self) -> bool:
-        """Return whether its leader, this voter, has begun it."""
+        """Return whether the leader, which is this voter, has begun the rival."""
         return self.state != NONE or self.forgot
 
     @property
     def given_up(self) -> bool:
-        """Return whether its leader, this voter, has given it up; a leader that has forgotten it holds nothing."""
+        """Return whether the leader has given the rival up; a leader that has forgotten the rival holds nothing."""
         return self.state in (DOOMED, ABORTED) or (self.forgot and self.state == ACCEPTED)
 
 

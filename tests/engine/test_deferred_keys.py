@@ -55,7 +55,7 @@ def test_deferred_key_stays_broken_after_sqlite_has_rolled_back_an_interrupted_w
 
 
 def test_statement_compiled_while_keys_were_deferred_leaves_no_row_after_an_interrupted_write(tmp_path: Path) -> None:
-    """SQLite defers no longer after it has rolled back the batch, and keeps what was compiled before."""
+    """After SQLite has rolled back the batch, it defers keys no longer, but keeps statements compiled before."""
     clocks = Clocks()
     desk = Desk(tmp_path / "A.sqlite", seconds=clocks.seconds, busy=clocks.busy)
     desk.node.run("CREATE TABLE q(id INTEGER PRIMARY KEY, up REFERENCES q(id))", "CREATE TABLE t(x)")

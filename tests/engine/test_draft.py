@@ -171,7 +171,7 @@ async def test_schema_change_follows_a_failure_in_a_table_with_virtual_columns(d
 async def test_failed_statement_leaves_at_every_release_the_rows_that_its_leader_has(
     desk: Desk, tmp_path: Path
 ) -> None:
-    """SQLite keeps a part of a cascade that is too deep, which a leader of release 0.2.1 did not have undone."""
+    """If a cascade is too deep, SQLite keeps a part of it. A leader of release 0.2.1 does not record its undoing."""
     desk.node.run("CREATE TABLE tree(id INTEGER PRIMARY KEY, up REFERENCES tree ON DELETE CASCADE)")
     numbers = "WITH z(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM z LIMIT 1200)"
     desk.node.run(f"{numbers} INSERT INTO tree SELECT i, nullif(i - 1, 0) FROM z")

@@ -265,7 +265,7 @@ class Race:
             self.open[work].append((step, found[place] if found else one(self.desk, work, step)))
 
     def other(self) -> None:
-        """Commit something in between."""
+        """Commit a statement of another client, between the steps of the open transactions."""
         step = (self.luck.choice(STATEMENTS), [self.luck.randrange(6) for _ in range(3)])
         try:
             self.desk.node.run(step)

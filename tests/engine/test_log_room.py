@@ -23,7 +23,7 @@ from tests.engine.test_engine_file import SCHEMA, wal_of
 
 
 def small_disk(node: TestNode, monkeypatch: pytest.MonkeyPatch, pages: int) -> Callable[[int], SimpleNamespace]:
-    """Give the node's file and log a disk of this many pages; return the function that tells the free ones."""
+    """Give the node's file and log a disk of this many pages; return the function that counts the free ones."""
 
     def left(_file: int) -> SimpleNamespace:
         used = sum(path.stat().st_size for path in (node.path, wal_of(node.path)) if path.exists())

@@ -89,7 +89,7 @@ def test_scheduled_change_survives_a_restart(shop: TestNode) -> None:
 
 
 def test_activation_is_repeated_with_its_batch(shop: TestNode) -> None:
-    """A request that makes SQLite roll back everything takes nothing of the open batch away."""
+    """If a request makes SQLite roll back the open batch, the engine repeats the batch with its activation."""
     entry = decide(shop, "ALTER TABLE item ADD COLUMN n")
     shop.engine.versions.activate(entry.txid)
     with pytest.raises(Exception, match="UNIQUE"):

@@ -28,7 +28,7 @@ PAUSE_S = 0.05  # between the writes of a client: the journals stay small
 
 
 def asked(paths: list[str]) -> tuple[list[ReportedFinding], dict[str, str], int]:
-    """Return what is found, which laws were not looked at, and how many entries there were."""
+    """Return the findings, the laws that were not checked, and the number of entries."""
     told = list(run_audits(paths, 20))
     found = [one for law in told if isinstance(law, LawOutcome) for one in law.findings]
     (unseen,) = [one.laws for one in told if isinstance(one, UncheckedLaws)]

@@ -45,7 +45,7 @@ def lose_unsynced(database: Path, process: int, luck: random.Random) -> int:
 
 
 def _written_bytes(log: Path) -> int:
-    """Return where the frames of the log end; older frames may follow, or zeros."""
+    """Return the end of the frames of the log; older frames may follow, or zeros."""
     with log.open("rb") as file:
         head = file.read(HEADER_BYTES)
         salts = head[SALTS_AT : SALTS_AT + SALTS_BYTES]

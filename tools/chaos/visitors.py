@@ -144,7 +144,7 @@ class Events:
 
 
 def read_events(records: list[Path]) -> Events:
-    """Return what the files of all visitors record; a line that SIGKILL has cut short is left out."""
+    """Return the records in the files of all visitors; a line that SIGKILL has cut short is left out."""
     events = Events()
     for path in records:
         lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
@@ -175,10 +175,10 @@ def check_file(database: Path) -> list[str]:
 
 
 def judge(events: Events, visits: list[tuple[str, int]], totals: dict[str, int]) -> list[str]:
-    """Return how a file's tables contradict the records of the visits.
+    """Return the contradictions between a file's tables and the records of the visits.
 
     Args:
-        visits: who and number of each row in the log of visits.
+        visits: visitor and number of each row in the log of visits.
         totals: the counter of each visitor.
     """
     wrong = list(events.wrong)

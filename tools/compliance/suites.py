@@ -90,7 +90,7 @@ def cpython_release() -> str:
 
 
 def cpython_missing() -> str | None:
-    """Return how to install CPython's tests; None if they are installed."""
+    """Return the advice to install CPython's tests; None if they are installed."""
     if importlib.util.find_spec("test") and importlib.util.find_spec("test.test_sqlite3"):
         return None
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -59,7 +59,7 @@ class Clock:
         return statistics.median(found)
 
     def micros(self, action: Callable[[int], object], units: int = 1, *, waits: bool = False) -> float:
-        """Return how many microseconds one unit of an action takes: the median of rounds of equal length.
+        """Return the microseconds that one unit of an action takes: the median of rounds of equal length.
 
         Args:
             action: gets a new number each time.

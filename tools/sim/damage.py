@@ -181,7 +181,7 @@ class Care:
         return [txid for txid, found in self._compared.items() if found is None]
 
     def compare_rows(self, transaction: Transaction) -> str | None:
-        """Return how the rows on which a transaction ran differ from the rows here; empty if they are equal.
+        """Return the difference of the rows on which a transaction ran from the rows here; empty if they are equal.
 
         Return None if another thread compares them; the core gets the event ``Compared`` later.
         """

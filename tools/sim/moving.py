@@ -105,7 +105,7 @@ class Moving:
             run.in_time.setdefault(transaction.txid, came)
 
     def broken_by(self, machine: "Machine", message: Message) -> str:
-        """Return how a message breaks the law, or an empty text."""
+        """Return a description of the break of the law by a message, or an empty text."""
         if not isinstance(message, Reject):
             return ""
         # A rejected transaction leaves no vote, so a repeated BEGIN may be late.

@@ -364,7 +364,7 @@ def rows_differ(me: str, peer: str) -> str:
 
 
 def retry_pause_ms(inflight: InFlight, settings: Settings, draw: float) -> float:
-    """Return how long a request pauses after a rejection: longer each time, with jitter.
+    """Return the pause of a request after a rejection: longer each time, with jitter.
 
     If the rejection names a schema change that this node lacks, each attempt fails until the change arrives: the pause
     is longer, and the arrival of the change ends it.

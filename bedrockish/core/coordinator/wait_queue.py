@@ -109,7 +109,7 @@ class Turns:
         return ring[: ring.index(me)]
 
     def place_after_tie(self, base: Vector) -> int:
-        """Return how many leaders go before us if neither our transaction nor a rival's has reached a quorum.
+        """Return the number of leaders that go before us if neither our transaction nor a rival's has reached a quorum.
 
         The base, which these transactions have in common, decides which leader is first. So another leader is first
         after each commit.

@@ -151,7 +151,7 @@ class Clock:
         self._wall = pack(min(self.followed_ms, WALL_MS_MAX)) if follows else 0
 
     def ahead_ms(self, clock: int) -> int:
-        """Return how far a clock is ahead of our clock and of most voters' walls; 0 if it is within the bound."""
+        """Return the distance of a clock ahead of our clock and of most voters' walls; 0 if it is within the bound."""
         # A clock that only counts has no wall, so no other clock can be ahead of it.
         if not self.follows_wall:
             return 0

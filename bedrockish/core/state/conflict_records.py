@@ -27,7 +27,7 @@ class ConflictCount(NamedTuple):
 
 
 def exactness(access_set: AccessSet, key: bytes) -> str:
-    """Return how an access set contains a conflict's key: as a ``key``, in a ``range``, or in the ``whole`` object."""
+    """Return whether an access set contains a key as a ``key``, in a ``range``, or in the ``whole`` object."""
     if key in access_set.touched:
         return "key"
     low, high = object_range(object_of(key))

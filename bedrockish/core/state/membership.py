@@ -279,7 +279,7 @@ def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: M
 
 
 def _spare(membership: Membership, facts: MembershipFacts) -> int:
-    """Return how many of the voters that answer may fail before commits are impossible; negative: too many failed."""
+    """Return the number of answering voters that may fail before commits are impossible; negative: too many failed."""
     return len(set(membership.voters) & facts.alive) - approvals_needed(len(membership.voters))
 
 

@@ -154,7 +154,7 @@ class Expansion:
         return sum_of(parsed.whole, named)
 
     def added(self, sql: str) -> int:
-        """Return how many tokens a statement gains by the expansion of the views and tables that it names.
+        """Return the number of tokens that the expansion of views and tables adds to a statement.
 
         Raises:
             TooLargeError: the statement gains more than ``STATEMENT_TOKENS``, or defines a text that is too large.

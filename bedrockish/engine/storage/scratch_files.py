@@ -73,7 +73,7 @@ def room_on_disk(path: str | os.PathLike[str]) -> dict[str, int] | None:
 
 
 def reserve(room: Mapping[str, int]) -> int:
-    """Return how many bytes of a disk must be free for its node to lead and to vote."""
+    """Return the number of bytes of a disk that must be free for its node to lead and to vote."""
     return min(room["total_bytes"] // RESERVE_PARTS, RESERVE_BYTES)
 
 
@@ -129,5 +129,5 @@ def check_room(path: str | os.PathLike[str], size: int = 0) -> None:
 
 
 def size_of(db: apsw.Connection) -> int:
-    """Return how many bytes a database has, as a connection reads it."""
+    """Return the size of a database in bytes, as a connection reads it."""
     return int(db.pragma("page_count")) * int(db.pragma("page_size"))

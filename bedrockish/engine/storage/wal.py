@@ -277,7 +277,7 @@ class Wal:
                 self._length += os.pwrite(self._fd, _ZEROS[:room], self._length)
 
     def grown(self) -> int:
-        """Return how many frames were written since the last background checkpoint began."""
+        """Return the number of frames written since the last background checkpoint began."""
         if self.frames < self._copied_at:
             self._copied_at = self._copied = self._late_at = 0  # the WAL restarted
             self._is_held = False

@@ -134,7 +134,7 @@ def _conflicts(state: State) -> list[dict[str, Any]]:
 
 
 def _wall_offset_ms(state: State, name: str) -> int | None:
-    """Return how far a peer's wall clock is ahead of ours, in milliseconds; None if not reported."""
+    """Return the milliseconds by which a peer's wall clock is ahead of ours; None if not reported."""
     peer = state.roster.peers.get(name)
     if peer is None or peer.wall_ahead_ms is None:
         return None if name != state.me else 0
@@ -142,7 +142,7 @@ def _wall_offset_ms(state: State, name: str) -> int | None:
 
 
 def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
-    """Return how much older than the closing lag a voter's closed time is on arrival, in ms; None if it closes nothing.
+    """Return by how many ms a voter's closed time is older than the closing lag on arrival; None if it closes nothing.
 
     A voter sends its closed time only when everything before it is durable there, so a slow disk, processor or link
     shows here.

@@ -221,7 +221,7 @@ def _safe_time(status: Status) -> str:
 
 
 def _own_offset_ms(status: Status) -> float:
-    """Return how far most others' clocks are ahead of this machine's, in milliseconds; negative: behind it."""
+    """Return the milliseconds by which most others' clocks are ahead of this machine's; negative: behind it."""
     told = (node.get("wall_offset_ms") for node in _others(status).values())
     offsets = sorted(offset for offset in told if offset is not None)
     return offsets[len(offsets) // 2] if offsets else 0.0
@@ -473,7 +473,7 @@ def _disk_slow(status: Status) -> str:
 
 
 def _recent(status: Status, kind: str) -> str:
-    """Return how many errors of a kind the node has met in the last ten minutes, and the last one; empty for none."""
+    """Return the number of errors of a kind in the last ten minutes, and the last one; empty for none."""
     count = status.get(f"{kind}_errors_recent", 0)
     return f"{count} times in the last ten minutes, the last one: {status.get(f'{kind}_error_last')}" if count else ""
 

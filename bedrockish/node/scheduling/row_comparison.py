@@ -58,7 +58,7 @@ class RowComparison:
         self._limiter = trio.CapacityLimiter(1)  # one comparison at a time, because each has some of its rows in memory
 
     def compare(self, transaction: Transaction) -> str | None:
-        """Return how a transaction's old rows differ from ours, empty if they are equal; None: ``Compared`` follows."""
+        """Return the difference of a transaction's old rows from ours, empty if equal; None: ``Compared`` follows."""
         engine, txid = self._engine, transaction.txid
         if transaction.kind != ROWS:
             return engine.entries.why_rows_differ(transaction)

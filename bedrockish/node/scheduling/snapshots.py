@@ -84,7 +84,7 @@ class Boundary:
         return found[0]
 
     async def read_in_thread(self, read: Callable[[], T], read_here: Callable[[], T]) -> T:
-        """Return what a thread reads on another connection; without room for one of them, ``read_here``'s result."""
+        """Return the result of ``read`` in a thread; without a thread or a connection, that of ``read_here``."""
         if self._engine.batch.is_dirty:
             await self.durable()  # only the writing connection sees the rows of the open batch
         try:

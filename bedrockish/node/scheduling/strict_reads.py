@@ -86,7 +86,7 @@ class StrictReads:
         return True
 
     def _is_newest(self, base: Vector) -> bool:
-        """Return whether this node knows no commit and no transaction outside a state, nor a change of its schema."""
+        """Return whether a state has every commit known here, and no transaction or schema change is pending."""
         state = self._node.core.state
         is_quiet = not len(state.votes.pending) and state.schema.scheduled is None and not state.trouble
         return is_quiet and base == state.timelines.applied

@@ -151,10 +151,7 @@ def uuid_of(found: Any) -> int:
 
 
 async def test_wall_clocks_that_are_hours_wrong_are_not_followed(tmp_path: Path) -> None:
-    """A wall is an hour behind, one two hours ahead:
-
-    the cluster follows the middle one, also after a restart with a jump.
-    """
+    """One wall is an hour behind, another is two hours ahead. The cluster follows the third, also after a restart."""
     with shifted(tmp_path / "cluster", -HOUR_MS, 2 * HOUR_MS, 0) as cluster:
         await ready(cluster)
         async with open_client(cluster.url()) as client:

@@ -1,7 +1,4 @@
-"""All clients increment one row, at three real nodes:
-
-each command counts once, and gets its own answer, also if it is repeated.
-"""
+"""All clients increment one row at three real nodes: each command counts once, even if it is repeated."""
 
 import uuid
 

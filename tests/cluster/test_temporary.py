@@ -158,10 +158,7 @@ def pipeline(url: str, *texts: str, baton: str | None = None) -> dict[str, Any]:
 
 
 def test_every_interface_keeps_temporary_tables_for_its_session(tmp_path: Path) -> None:
-    """A session of each interface has its own TEMP objects:
-
-    blocking client, DB-API, SQLAlchemy, libSQL, a node's file.
-    """
+    """A session has TEMP objects of its own in the client, the DB-API, SQLAlchemy, libSQL and on a node's file."""
     with local_cluster(tmp_path / "one", ("A",), http=True) as cluster:
         trio.run(ready, cluster)
         url = cluster.url()

@@ -1,7 +1,4 @@
-"""A request whose transaction was given up cannot be executed again:
-
-its client gets the error, unless an earlier attempt commits.
-"""
+"""If a request cannot be executed again, its client gets the error, unless an earlier attempt commits."""
 
 from typing import Any
 

@@ -154,10 +154,7 @@ def test_rollback_after_the_commit_of_a_replay_was_lost_is_answered(url: str, mo
 
 
 def test_transaction_whose_replay_reads_another_value_stays_lost_by_its_conflict(url: str, table: str) -> None:
-    """Later calls must not raise ProgrammingError, after which programs do not try again:
-
-    Celery's workers would end.
-    """
+    """Later calls must not raise ProgrammingError: programs do not try again after it, and Celery's workers end."""
     with closing(db.connect(url, autocommit=False, replay=True)) as one, closing(db.connect(url)) as other:
         other.execute(f"INSERT INTO {table}(id, name, amount) VALUES (1, 'a', 1)")
         other.commit()

@@ -1,7 +1,4 @@
-"""Several requests in one transaction:
-
-each answer, their common changes, and requests that need their own transaction.
-"""
+"""Several requests share a transaction: each gets its answer, and some need a transaction of their own."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -161,10 +161,7 @@ def test_stream_continues_in_no_other_cluster_and_at_no_other_node(tmp_path: Pat
 
 
 def test_file_that_is_replaced_under_a_running_stream_or_read_is_an_error(tmp_path: Path) -> None:
-    """Otherwise commits of another cluster's file would count as those of the first:
-
-    skipped up to the offset, then read.
-    """
+    """A stream that went on would skip the other cluster's commits up to its offset, and return those after it."""
     world = honest(60)
     path, b, _ = world.write(tmp_path / "one")
     other = _of_another_cluster(world.write(tmp_path / "other")[0])

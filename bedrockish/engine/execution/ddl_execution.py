@@ -220,10 +220,7 @@ class Mixed:
 
     @property
     def needs_schema(self) -> str:
-        """The error for a transaction that leaves the schema unchanged:
-
-        its PRAGMA is allowed with a schema change only.
-        """
+        """The error for a transaction that leaves the schema unchanged, as its PRAGMA needs a schema change."""
         return pragmas.LEGACY_ON if self._before is None else pragmas.KEYS_OFF
 
     # -- one statement ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.engine.test_refill import plain
 LEFT = (
     *("a.db.lent", "a.db.lent-journal", "a.db.refill", "a.db.refill-wal", "a.db.moment", "a.db.moment-shm"),
     *("a.db.proof", "a.db.proof.4711.part", "a.db.proof.4711.part-journal", "a.db.proof.4711.compact"),
-    *("a.db.refill.moment", "a.db.refill.proof.12.part", "a.db.refill.12.part"),
+    *("a.db.refill.moment", "a.db.refill.proof.12.part", "a.db.refill.12.part", "a.db.compact", "a.db.compact-journal"),
     *("a.db.proof.part", "a.db.proof.part-lock", "a.db.proof.part.compact", "a.db.refill.moment.part-journal"),
 )
 OTHERS = (

@@ -1,8 +1,8 @@
 """The temporary files that a node makes in the folder of its database, and the room on the disk for them.
 
 Such a file may be as large as the database. A full disk ends the node, so the last part of the disk is reserved and
-never used for temporary files. A killed node leaves such files behind; they are removed when its database is opened
-again.
+never used for temporary files. A killed node or ``compact`` leaves such files behind; they are removed when the
+database is opened again.
 """
 
 import errno
@@ -31,7 +31,7 @@ REASONS = {
 """Explanations of the system's error numbers for a file that cannot be written."""
 RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # 1/50 of the disk, at most 256 MiB, is kept for decided entries
 _LEFT = re.compile(
-    r"(\.(probe|lent|refill)|(\.refill)?\.(moment|proof))"
+    r"(\.(probe|lent|refill|compact)|(\.refill)?\.(moment|proof))"
     r"(\.(\d+\.)?(part|compact|part\.compact))?(-wal|-shm|-journal|-lock)?"
 )
 

@@ -106,7 +106,6 @@ class FileWorkspace:
     def close(self) -> None:
         """Close the files."""
         try:
-            self.workspace.end()
             self.workspace.close()
         finally:
             self._release()

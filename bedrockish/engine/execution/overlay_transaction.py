@@ -90,7 +90,6 @@ class OverlayTransaction:
         if not self.is_closed:
             self.is_closed = True
             self.workspace.leave_work()
-            self.workspace.end()
             self.workspace.close()
             self.break_cycle()
 

@@ -42,17 +42,12 @@ AND own.name NOT LIKE 'sqlite!_%' ESCAPE '!' LIMIT 1
 
 
 class TemporaryWorkspace(Workspace):
-    """The workspace with the TEMP objects of one session."""
+    """The workspace with the TEMP objects of one session, which ``close`` deletes."""
 
     def __init__(self, connector: Connector, temporary_bytes: int) -> None:
         super().__init__(connector)
         self.temporary_bytes = temporary_bytes
         self.transaction: TemporaryTransaction | None = None  # the open transaction of the session, or None
-
-    def close(self) -> None:
-        """Delete the TEMP objects; no thread may be using them."""
-        self.end()
-        super().close()
 
 
 class TemporaryTransaction(OverlayTransaction):

@@ -144,7 +144,8 @@ class Workspace:
             self.is_broken = True
 
     def close(self) -> None:
-        """Close the connections."""
+        """End the snapshot, and close the connections. The thread must have returned."""
+        self.end()
         if self._writer is not None:
             self._writer.close()
             self._writer = None

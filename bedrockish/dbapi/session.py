@@ -300,8 +300,8 @@ class Session:
     @contextmanager
     def _locking(self, sql: str, kind: str) -> Iterator[None]:
         """Hold the write lock, if there is one, during a statement that writes, and to the end of its transaction."""
-        self._acquire(sql, kind)
         try:
+            self._acquire(sql, kind)
             yield
         finally:
             if self._open is None:
@@ -336,6 +336,7 @@ class Session:
         self._check_writable(kind, sql)
         if kind == SCHEMA and self.schema_commits and self._open is not None and self._implicit and not self._marks:
             self.commit()
+            self._acquire(sql, kind)
         if self._open is None and self._begins(kind):
             self._trace(f"BEGIN {self.isolation_level or ''}")
         self._trace(sql)
@@ -409,6 +410,7 @@ class Session:
                     if fresh and is_first and not is_broken:
                         self.rollback()  # as sqlite3, which opens no transaction for SQL that does not compile
                         if error.details.get("of_schema"):  # a command that configures an index of FTS5
+                            self._acquire(statements[0][0], SCHEMA)
                             return self.link.transact(statements, timeout=self.timeout_s, isolation=self.isolation)
                     raise
                 if isinstance(error, ConstraintError):  # a constraint with ON CONFLICT ROLLBACK ended the transaction
@@ -548,12 +550,11 @@ class Session:
         if kind == BEGIN:
             if self._open is not None and not (self._implicit and self._open.is_open and not self._wrote):
                 raise SqlError("cannot start a transaction within a transaction", sql=sql)
-            if control.writes:
-                self._acquire(sql, WRITE)
-            # BEGIN takes over a transaction that was opened implicitly, such as for a SELECT, and has not written yet.
-            if self._open is None:
-                self._begin(implicit=False)
-            self._implicit = False
+            with self._locking(sql, WRITE if control.writes else READ):
+                # BEGIN takes over a transaction that was opened implicitly, as for a SELECT, and has not written yet.
+                if self._open is None:
+                    self._begin(implicit=False)
+                self._implicit = False
         elif kind in (COMMIT, ROLLBACK):
             if self._open is None and kind == ROLLBACK and was_uncommitted:
                 return NOTHING

@@ -17,7 +17,7 @@ import weakref
 from contextlib import suppress
 
 from bedrockish.client.blocking import Connection as Link
-from bedrockish.common.forks import watch_forks
+from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.common.pauses import monotonic
 from bedrockish.errors import BedrockishError, ClientClosedError, ConfigError, ConflictError
 
@@ -35,7 +35,8 @@ class WriteLock:
 
     def __init__(self, database: str, link: Link, timeout_s: float) -> None:
         self._path, self._link, self._timeout_s = database + SUFFIX, link, timeout_s
-        self._guard = threading.Lock()  # held while the file is used: another thread may close the connection
+        # Held while the file is used: another thread, or the handler of a signal, may close the connection.
+        self._guard = threading.RLock()
         self._file: int | None = None
         self.is_held = False
         watch_forks(self)
@@ -45,7 +46,7 @@ class WriteLock:
 
         Raises:
             ConflictError: another connection has held the lock until the time was over.
-            ConfigError: the file of the lock cannot be opened.
+            ConfigError: the file of the lock cannot be opened or locked.
         """
         if self.is_held:
             return
@@ -64,42 +65,73 @@ class WriteLock:
             file = self._open() if self._file is None else self._file
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.is_held = self._is_in_place(file)
+                token = os.pread(file, TOKEN_MAX, 0) if self.is_held else b""
             except BlockingIOError:
                 return False
-            self.is_held = True
-            token = os.pread(file, TOKEN_MAX, 0)
+            except OSError as error:
+                self.close()
+                raise self._unusable(error) from error
+            except BaseException:  # such as Ctrl-C: other connections must not wait for this one
+                self.close()
+                raise
+            if not self.is_held:
+                self.close()  # the next attempt makes the file again
+                return False
         if token:
             with suppress(BedrockishError):  # the token of a cluster whose file was here before
                 self._link.token = token
         return True
 
+    def _is_in_place(self, file: int) -> bool:
+        """Return whether the file was not removed: a lock on a removed file excludes no other connection."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(self._path), os.fstat(file))
+        return False
+
     def release(self) -> None:
         """Release the lock, if the connection holds it."""
         with self._guard:
-            if self.is_held and self._file is not None:
+            file = self._file
+            if not self.is_held or file is None:
+                return
+            try:
                 token = self._link.token
-                os.pwrite(self._file, token, 0)
-                os.ftruncate(self._file, len(token))
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+                os.pwrite(file, token, 0)
+                os.ftruncate(file, len(token))
+            except OSError:  # the disk is full: the next holder may lack the last commits, and then loses at COMMIT
+                with suppress(OSError):
+                    os.ftruncate(file, 0)
+            finally:
                 self.is_held = False
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file, which releases the lock."""
+        """Release the lock, and close the file."""
+        notice_fork()
         with self._guard:
             if self._file is not None:
-                self._finalizer()
-                self._file, self.is_held = None, False
+                with suppress(OSError):  # a process that was forked by C code may still have the file open
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
+                self._leave()
+
+    def _leave(self) -> None:
+        if self._file is not None:
+            self._finalizer()
+            self._file, self.is_held = None, False
 
     def after_fork(self) -> None:
         """Leave the lock to the parent: closing the child's copy of the file does not release it."""
-        self._guard = threading.Lock()
-        self.close()
+        self._guard = threading.RLock()
+        self._leave()
 
     def _open(self) -> int:
         try:
             file = self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            why = f"the write lock {self._path} cannot be opened: {error.strerror}; let the program write it"
-            raise ConfigError(why) from error
+            raise self._unusable(error) from error
         self._finalizer = weakref.finalize(self, os.close, file)
         return file
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"the write lock {self._path} cannot be used: {error.strerror}; let the program write it")

@@ -1,5 +1,7 @@
 """The write lock of SQLite on a node's file: programs that use it as a mutex, and never run a transaction again."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -15,6 +18,9 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.exc import OperationalError
 
 import bedrockish.dbapi as db
+from bedrockish.client.blocking import Connection as Link
+from bedrockish.dbapi.write_lock import SUFFIX
+from bedrockish.errors import UnavailableError
 from tests.dbapi.conftest import BY_URL
 
 pytestmark = pytest.mark.cluster
@@ -160,6 +166,103 @@ def test_closing_ends_the_wait_of_another_thread(url: str, tallied: db.Connectio
     with pytest.raises(db.ProgrammingError, match="closed"):
         waiting.execute("BEGIN IMMEDIATE")
     ended.join()
+
+
+@BY_PATH
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.EIO, "broken")])
+def test_interrupted_call_leaves_no_lock(
+    url: str, tallied: db.Connection, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with closing(opened(url, 0)) as interrupted:
+        monkeypatch.setattr(os, "pread", fail)
+        with pytest.raises((KeyboardInterrupt, db.Error), match=r"broken|^$"):
+            interrupted.execute("BEGIN IMMEDIATE")
+        monkeypatch.undo()
+        tallied.execute("UPDATE tallied SET n = n + 1")
+        interrupted.execute("UPDATE tallied SET n = n + 1")
+    assert value(tallied) == 2
+
+
+@BY_PATH
+def test_begin_that_fails_leaves_no_lock(url: str, tallied: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise UnavailableError("no room")
+
+    with closing(opened(url, 0)) as failed:
+        monkeypatch.setattr(Link, "begin", fail)
+        with pytest.raises(db.OperationalError, match="no room"):
+            failed.execute("BEGIN IMMEDIATE")
+        monkeypatch.undo()
+        tallied.execute("UPDATE tallied SET n = n + 1")
+
+
+@BY_PATH
+def test_commit_succeeds_and_releases_the_lock_on_a_full_disk(
+    url: str, tallied: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with closing(opened(url, 0)) as other:
+        monkeypatch.setattr(os, "pwrite", full)
+        tallied.execute("UPDATE tallied SET n = n + 1")
+        monkeypatch.undo()
+        other.execute("UPDATE tallied SET n = n + 1")
+    assert value(tallied) == 2
+
+
+@BY_PATH
+def test_lock_excludes_others_after_its_file_was_removed(url: str, tallied: db.Connection) -> None:
+    """Otherwise a connection that has the removed file open would write at the same time as one with the next file."""
+    with closing(opened(url)) as other, closing(opened(url, 0)) as late:
+        late.execute("UPDATE tallied SET n = n + 1")
+        os.unlink(url + SUFFIX)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(db.OperationalError, match="database is locked"):
+            late.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+        late.execute("UPDATE tallied SET n = n + 1")
+
+
+@BY_PATH
+def test_schema_statement_that_commits_has_the_lock(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``schema_commits``, the COMMIT before the statement releases the lock."""
+    held: list[bool] = []
+    with closing(db.connect(url, 0, autocommit=False, schema_commits=True, write_lock=True)) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS counted(n)")
+        lock, execute = connection._session.lock, Link.execute
+        assert lock is not None
+
+        def noted(link: Link, *arguments: Any, **options: Any) -> Any:
+            held.append(lock.is_held)
+            return execute(link, *arguments, **options)
+
+        connection.execute("INSERT INTO counted VALUES (1)")
+        monkeypatch.setattr(Link, "execute", noted)
+        connection.execute("DROP TABLE counted")
+        assert not lock.is_held
+    assert held == [True]
+
+
+@BY_PATH
+def test_handler_of_a_signal_may_close_the_connection(
+    url: str, tallied: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in the thread that acquires the lock, and must not wait for this thread."""
+    connection, read = opened(url, 0), os.pread
+
+    def read_after_signal(*arguments: Any) -> bytes:
+        connection.close()
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "pread", read_after_signal)
+    with pytest.raises(db.Error):
+        connection.execute("BEGIN IMMEDIATE")
+    monkeypatch.undo()
+    tallied.execute("UPDATE tallied SET n = n + 1")
 
 
 @BY_PATH

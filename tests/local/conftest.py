@@ -44,6 +44,11 @@ def here(db: Connection) -> LocalTransactions:
     return steps.transactions
 
 
+def calls_made(db: Connection) -> int:
+    """Return the number of calls that a connection has made to nodes, and of links that it has opened."""
+    return db._client._core._numbers
+
+
 def was_read_here(db: Connection, sql: str) -> bool:
     return db.read_here(sql, None, "session") is not None
 

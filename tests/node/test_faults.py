@@ -193,7 +193,8 @@ async def test_bug_in_a_background_worker_fails_one_request(runtime: Runtime, mo
                 patch.setattr("threading.Thread.start", no_thread)
                 error = await ask(runtime, "SELECT * FROM t", "c2")
                 assert isinstance(error, UnavailableError)
-                assert "no room for another thread" in error.message
+                assert "ulimit -u" in error.message
+            assert runtime.faults.describe()["limit_errors_recent"] == 1, "the trouble machine_limit names it"
             assert isinstance(await ask(runtime, "SELECT * FROM t", "c3"), Answer)
             assert runtime.workers.describe()["running"] == 0
             nursery.cancel_scope.cancel()

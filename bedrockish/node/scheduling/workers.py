@@ -339,9 +339,8 @@ class WorkerPool:
         except (RuntimeError, MemoryError) as error:  # the machine has no room for another thread
             self._running.discard(job)
             job.workspace = job.thread = None
-            self._refuse(
-                job, workspace, UnavailableError(f"the node has no room for another thread ({error}); try again")
-            )
+            told = self._faults.caught("the start of a background worker", error)
+            self._refuse(job, workspace, UnavailableError(told.message))  # another node may have room
             return
         self._set_switch_interval()
 

@@ -385,7 +385,8 @@ def test_removed_current_directory_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     program = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); from bedrockish.cli.main import main; "
-    command = [sys.executable, "-c", program + f"main(['serve', '--config', {str(tmp_path / 'A.toml')!r}])"]
+    # Without -P, Python 3.13.0 fails to import its own modules there.
+    command = [sys.executable, "-P", "-c", program + f"main(['serve', '--config', {str(tmp_path / 'A.toml')!r}])"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     says = "error: the current directory was removed, and a path is relative to it; change to another one\n"
     assert (done.returncode, done.stderr) == (1, says)

@@ -705,6 +705,7 @@ def test_executemany_outside_of_a_transaction_leaves_the_counts_if_it_fails(url:
 )
 def test_statement_without_columns_in_sqlite_has_no_description(made: db.Connection, sql: str) -> None:
     """SQLAlchemy takes a result with a description for rows."""
-    for one in (sqlite3.connect(":memory:"), made):
-        cursor = one.execute(sql)
-        assert (cursor.description, cursor.fetchall()) == (None, [])
+    with closing(sqlite3.connect(":memory:")) as plain:
+        for one in (plain, made):
+            cursor = one.execute(sql)
+            assert (cursor.description, cursor.fetchall()) == (None, [])

@@ -416,7 +416,8 @@ class Connection:
         """Refuse any authorizer but None: the nodes compile the SQL, and check the user's rights."""
         self._check()
         if authorizer_callback is not None:
-            raise NotSupportedError("SQL is compiled on the nodes, where this program's authorizer is not")
+            why = "SQL is compiled on the nodes, where this program's authorizer is not"
+            raise NotSupportedError(f"{why}; connect as a user with fewer rights, or to a file with mode=ro")
 
     def set_progress_handler(self, progress_handler: Any, n: int) -> None:
         """Set a handler that is called after every ``n`` steps of a statement; a true result interrupts the statement.

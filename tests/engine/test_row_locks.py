@@ -197,3 +197,19 @@ def test_explain_and_workers_hold_no_rows_afterwards(desk: Desk) -> None:
         workspace.end()
         workspace.close()
     assert len(engine.locks) == 0
+
+
+def test_row_that_is_locked_during_a_release_is_free_after_the_next_release(desk: Desk) -> None:
+    """The statement of a transaction that ends may run on in another thread for a moment."""
+    locks = desk.node.engine.locks
+
+    class Releasing(Known):
+        def is_writing(self, key: bytes, base: Base | None) -> bool:
+            locks.release("ended")
+            return False
+
+    locks.others = Releasing()
+    assert locks.lock("ended", None, "jobs", (1,)) == key(1)
+    locks.release("ended")
+    locks.others = Known()
+    assert locks.lock("next", None, "jobs", (1,)) == key(1)

@@ -92,12 +92,15 @@ class RowLocks:
         if self._holders.setdefault(key, command) != command:
             return None  # another thread has locked the row first
         held.append(key)
+        if self.held.get(command) is not held:  # released in the meantime; the next release has to find the key
+            self.held.setdefault(command, []).append(key)
         return key
 
     def release(self, command: str) -> None:
         """Release the locks of a transaction that has ended; a second call does nothing."""
         for key in self.held.pop(command, ()):
-            self._holders.pop(key, None)
+            if self._holders.get(key) == command:
+                self._holders.pop(key, None)
 
     def __len__(self) -> int:
         return len(self._holders)

@@ -376,10 +376,10 @@ class WorkerPool:
         workspace.end()
         self._running.discard(job)
         self._set_switch_interval()
-        if workspace.is_broken:
-            workspace.close()
+        # A transaction that ended during the run has released its locks; until it stopped, the statement locked more.
+        if workspace.is_broken or job.stopped:
             self._engine.locks.release(job.request.command)
-        elif self._is_closed:
+        if workspace.is_broken or self._is_closed:
             workspace.close()
         else:
             self._free.append(workspace)

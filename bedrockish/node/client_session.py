@@ -207,9 +207,9 @@ class _Session:
             self._start_soon(call, size, None)
 
     def _cancel(self, asked: Mapping[str, Any]) -> None:
-        scope = self._explaining.get(asked.get("call", 0))
-        if scope is not None:
-            scope.cancel()
+        call = asked.get("call")
+        if type(call) is int and call in self._explaining:
+            self._explaining[call].cancel()
         self._node.cancel(self._link, asked.get("command"))
 
     def _start_soon(self, call: wire.Call, size: int, rest: RemainingSteps[Answer] | None) -> None:

@@ -288,11 +288,15 @@ class Runtime:
     def cancel(self, owner: object, command: object) -> None:
         """Stop a command, or the running statement of an open transaction, whose caller no longer waits.
 
-        A transaction goes on if voters may have it.
+        A transaction goes on if voters may have it. A command goes on that another call on the same link has sent, too.
         """
-        for number, waiter in list(self.waiters.open.items()):
-            if waiter.owner is owner and waiter.request.command == command and waiter.prepare is None:
-                self._stop(number, waiter)
+        found = [
+            (number, waiter)
+            for number, waiter in self.waiters.open.items()
+            if waiter.owner is owner and waiter.request.command == command and waiter.prepare is None
+        ]
+        if len(found) == 1:
+            self._stop(*found[0])
         self.transactions.cancel(owner, command)
 
     def _stop(self, number: int, waiter: Waiter) -> None:

@@ -10,6 +10,7 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT
+from bedrockish.api.wire import CANCEL, Ask, Told
 from bedrockish.client.sansio.core import IN_FLIGHT_MAX
 from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
@@ -292,3 +293,50 @@ async def test_statements_of_cancelled_calls_end_at_their_node(patient: LocalClu
             nursery.cancel_scope.cancel()
         assert (await client.execute("SELECT count(*) FROM t")).value() == 0
         await until("they have ended", idle)
+
+
+async def test_cancelled_call_stops_no_other_call_of_its_command(patient: LocalCluster) -> None:
+    """The node cannot tell which of the two calls its cancellation means."""
+    await patient.wait_all_ready()
+    async with open_client(patient.url()) as client:
+        await client.execute("CREATE TABLE t(n)")
+        insert = partial(client.execute, f"INSERT INTO t {LONG} SELECT count(*) FROM n", command="twice", timeout=300)
+
+        async def busy() -> bool:
+            return int((await client.status())["workers"]["running"]) > 0
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(insert)
+            await until("it runs", busy)
+            with trio.move_on_after(0.01):
+                await insert()
+        assert (await client.execute("SELECT count(*) FROM t")).value() == 1
+
+
+async def test_statement_that_is_stopped_leaves_no_row_locked(patient: LocalCluster) -> None:
+    """The transaction ends before the worker's thread does, which may lock a row in that time."""
+    await patient.wait_all_ready()
+    async with open_client(patient.url()) as client, open_client(patient.url()) as other:
+        await client.execute("CREATE TABLE jobs(id INTEGER PRIMARY KEY)")
+        await client.execute(f"INSERT INTO jobs {ENDLESS} SELECT i FROM n LIMIT 900")
+        for _ in range(10):
+            transaction = await client.begin()
+            await transaction.execute("INSERT INTO jobs VALUES (NULL)")
+            with trio.move_on_after(0.05):
+                await transaction.execute(f"{ENDLESS} SELECT count(*) FROM n WHERE skip_locked('jobs', 1 + i % 900)")
+
+        async def free() -> bool:
+            async with other.transaction() as reader:
+                rows = await reader.execute("SELECT count(*) FROM jobs WHERE id <= 900 AND skip_locked('jobs', id)")
+            return bool(rows.value() == 900)
+
+        await until("all rows are free", free)
+
+
+async def test_malformed_cancellation_keeps_the_link(patient: LocalCluster) -> None:
+    await patient.wait_all_ready()
+    async with open_client(patient.url()) as client:
+        malformed: tuple[dict[str, object], ...] = ({"call": [1]}, {"call": {}, "command": []}, {})
+        for asked in malformed:
+            assert isinstance(await client._call(Ask(0, CANCEL, asked=asked), 10.0), Told)
+        assert (await client.status())["internal_errors_recent"] == 0

@@ -16,6 +16,7 @@ from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
+    DeadlineError,
     ReadOnlyError,
     SqlError,
     UnavailableError,
@@ -438,3 +439,20 @@ def test_long_statement_of_an_ended_transaction_is_not_kept() -> None:
     assert isinstance(found, SqlError)
     assert found.details == {"offset": 7, "ended": True}
     assert len(found.message) == CHARACTERS_MAX
+
+
+@pytest.mark.parametrize("first", ["SELECT x FROM t", "UPDATE t SET x = 0"])
+async def test_statement_of_a_transaction_that_ended_before_its_task_ran_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """No later call would stop it; the error names the reason of the end."""
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n, t"
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        step(runtime, "tx", BEGIN)
+        step(runtime, "tx", STATEMENTS, first)
+        rest = step(runtime, "tx", STATEMENTS, endless)
+        assert isinstance(rest, steps.RemainingSteps)
+        runtime.cancel(OWNER, "tx")
+        with trio.fail_after(5), pytest.raises(DeadlineError, match="was cancelled by its caller"):
+            await rest()
+        assert runtime.workers.describe()["running"] == 0

@@ -269,6 +269,8 @@ class Transactions:
             yield self.boundary.durable  # does not return, because the node's loop ends
             raise
         except BedrockishError as error:
+            if self._open.get(tx.name) is not tx and (why := self._ended.find(tx.name, ended=True)) is not None:
+                raise why from error  # the transaction ended while the step ran
             if tx.work.over:
                 ended = type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
                 self._end(tx, ended)

@@ -187,8 +187,11 @@ class WorkspacePlace(Place):
         """Run an action on a transaction's workspace in a thread, and return its result.
 
         Raises:
+            UnavailableError: the transaction has ended.
             BedrockishError: the error of the action.
         """
+        if work.ended:
+            raise transaction_ended()
         work.lent = True
         try:
             return await trio.to_thread.run_sync(action)

@@ -146,6 +146,8 @@ class SharedWriter(Place):
     async def _on_snapshot(
         self, work: TransactionWork, piece: Compiled, params: tuple[object, ...], room: int
     ) -> tuple[Result, int]:
+        if work.ended:  # before this task began
+            raise transaction_ended()
         assert work.snapshot is not None
         work.lent = True
         scope = self._services.workers.scope(work.command, work.clock)
@@ -170,6 +172,8 @@ class SharedWriter(Place):
         room: int,
     ) -> tuple[Result, int]:
         """Run a statement in a worker, on the transaction's changes over a newer snapshot, if no commit conflicts."""
+        if work.ended:  # before this task began: no call would stop the statement
+            raise transaction_ended()
         self._interactive.step_out(work)
         sets, done = work.sets, TransactionWork(work.serializable, work.command, work.user)
         assert sets is not None

@@ -21,7 +21,7 @@ from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.common.pauses import monotonic
 from bedrockish.errors import BedrockishError, ClientClosedError, ConfigError, ConflictError
 
-SUFFIX, TOKEN_MAX = "-lock", 1 << 16
+SUFFIX, TOKEN_MAX = "-write", 1 << 16
 FIRST_S, LONGEST_S = 0.001, 0.02  # the pauses between two attempts
 
 

@@ -447,7 +447,7 @@ def test_overtaken_execution_in_a_worker_is_repeated_and_counted_for_the_client(
     assert isinstance(error, ConflictError)
     assert error.retry
     assert error.details["attempts"] == 1
-    assert "met" in error.message
+    assert "conflicted with" in error.message
     assert "table rows" in error.message
     net._finish("A", Overtaken(77, event.prepared))  # its request has ended
 

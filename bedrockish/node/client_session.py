@@ -158,7 +158,7 @@ class _Session:
         try:
             while self._backlog and (
                 (self._in_flight < self._in_flight_max and self._kept <= WAITING_BYTES)
-                or wire.is_cancel(self._backlog[0])
+                or (self._in_flight < 2 * self._in_flight_max and wire.is_cancel(self._backlog[0]))
             ):
                 self._in_flight += 1
                 self._start(self._backlog.popleft())
@@ -201,8 +201,9 @@ class _Session:
             self._step_at_once(call, size)
         elif isinstance(call, wire.Ask) and call.op == wire.CANCEL:
             self._cancel(call.asked or {})
-            self._send_now(wire.Told(call.id, {}))
-            self._release()
+            self._hold_call(-size)
+            told: list[wire.Reply] = [wire.Told(call.id, {})]
+            self._nursery.start_soon(self._send_kept, told, 0)
         else:
             self._start_soon(call, size, None)
 

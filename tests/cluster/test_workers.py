@@ -300,15 +300,12 @@ async def test_cancelled_call_stops_no_other_call_of_its_command(patient: LocalC
     await patient.wait_all_ready()
     async with open_client(patient.url()) as client:
         await client.execute("CREATE TABLE t(n)")
-        insert = partial(client.execute, f"INSERT INTO t {LONG} SELECT count(*) FROM n", command="twice", timeout=300)
-
-        async def busy() -> bool:
-            return int((await client.status())["workers"]["running"]) > 0
-
+        slow = f"INSERT INTO t {ENDLESS} SELECT count(*) FROM (SELECT i FROM n LIMIT 3000000)"
+        insert = partial(client.execute, slow, command="twice", timeout=300)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(insert)
-            await until("it runs", busy)
-            with trio.move_on_after(0.01):
+            await trio.sleep(0.1)
+            with trio.move_on_after(0.1):
                 await insert()
         assert (await client.execute("SELECT count(*) FROM t")).value() == 1
 
@@ -336,7 +333,15 @@ async def test_statement_that_is_stopped_leaves_no_row_locked(patient: LocalClus
 async def test_malformed_cancellation_keeps_the_link(patient: LocalCluster) -> None:
     await patient.wait_all_ready()
     async with open_client(patient.url()) as client:
-        malformed: tuple[dict[str, object], ...] = ({"call": [1]}, {"call": {}, "command": []}, {})
+        before = (await client.status())["memory"]["taken_bytes"]
+        malformed: tuple[dict[str, object], ...] = (
+            {"call": [1]},
+            {"call": {}, "command": []},
+            {"call": "1" * 900_000},
+            {},
+        )
         for asked in malformed:
             assert isinstance(await client._call(Ask(0, CANCEL, asked=asked), 10.0), Told)
-        assert (await client.status())["internal_errors_recent"] == 0
+        status = await client.status()
+        assert status["internal_errors_recent"] == 0
+        assert status["memory"]["taken_bytes"] - before < 500_000, "the node keeps no bytes of the calls"

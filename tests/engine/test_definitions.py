@@ -15,6 +15,7 @@ from bedrockish.access_sets.catalog import Schema, read_schema
 from bedrockish.access_sets.definitions import Definitions, folded
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import decode_results
+from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.import_check import misfits
@@ -342,3 +343,22 @@ def test_definitions_name_the_tables_and_views_whose_schema_changed(db: apsw.Con
     assert found.changed_since(known) == Definitions(db).changed_since(known) == {"b", "w"}
     assert found.changed_since(found) == set()
     assert replace(read_schema(db), definitions=None) == read_schema(db)
+
+
+def test_schema_of_a_further_connection_is_that_of_one_moment(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several statements read it, and the writer may commit an index between two of them."""
+    known, read, late = node.engine.connector().known(), definitions.listed, ["CREATE INDEX by_x ON t(x)"]
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
+    node.save()
+
+    def listed(*arguments: Any) -> Any:
+        while late:
+            node.run(late.pop())
+            node.save()
+        return read(*arguments)
+
+    monkeypatch.setattr(catalog, "listed", listed)
+    reads = CommittedReads(replace(node.engine.connector(), known=lambda: known))
+    reads.learn()
+    reads.close()
+    assert not late

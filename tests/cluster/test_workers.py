@@ -316,11 +316,12 @@ async def test_statement_that_is_stopped_leaves_no_row_locked(patient: LocalClus
     async with open_client(patient.url()) as client, open_client(patient.url()) as other:
         await client.execute("CREATE TABLE jobs(id INTEGER PRIMARY KEY)")
         await client.execute(f"INSERT INTO jobs {ENDLESS} SELECT i FROM n LIMIT 900")
+        lock_all = f"{ENDLESS} SELECT count(*) FROM n WHERE skip_locked('jobs', 1 + i % 900)"
         for _ in range(10):
             transaction = await client.begin()
             await transaction.execute("INSERT INTO jobs VALUES (NULL)")
             with trio.move_on_after(0.05):
-                await transaction.execute(f"{ENDLESS} SELECT count(*) FROM n WHERE skip_locked('jobs', 1 + i % 900)")
+                await transaction.execute(lock_all, timeout=10)
 
         async def free() -> bool:
             async with other.transaction() as reader:

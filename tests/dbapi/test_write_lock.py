@@ -141,8 +141,8 @@ def test_lock_ends_with_its_connection_and_its_process(url: str, tallied: db.Con
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         ended = threading.Timer(0.2, holder.send_signal, [signal.SIGKILL])
-        ended.start()
         since = time.monotonic()
+        ended.start()
         tallied.execute("UPDATE tallied SET n = n + 1")
         assert time.monotonic() - since > 0.1
         ended.join()

@@ -166,7 +166,7 @@ def test_values_are_stored_as_sqlite_stores_them(table: TestNode) -> None:
         ("CREATE TEMP TRIGGER g AFTER INSERT ON t BEGIN SELECT 1; END", "temporary"),
         ("VACUUM INTO 'copy.db'", "works on a whole file"),
         ("CREATE TABLE g(a PRIMARY KEY, b AS (a + 1)) WITHOUT ROWID", "STORED"),
-        ("CREATE TABLE g(rowid, _rowid_, oid)", "no address"),
+        ("CREATE TABLE g(rowid, _rowid_, oid)", "no name is left"),
     ],
 )
 def test_unreplicable_statements_are_refused_with_a_way_out(table: TestNode, sql: str, words: str) -> None:

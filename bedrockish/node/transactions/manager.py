@@ -269,8 +269,9 @@ class Transactions:
             yield self.boundary.durable  # does not return, because the node's loop ends
             raise
         except BedrockishError as error:
-            if self._open.get(tx.name) is not tx and (why := self._ended.find(tx.name, ended=True)) is not None:
-                raise why from error  # the transaction ended while the step ran
+            why = None if self._open.get(tx.name) is tx else self._ended.find(tx.name, ended=True)
+            if why is not None and not isinstance(why, UsageError):  # the client knows of its own ROLLBACK
+                raise why from error
             if tx.work.over:
                 ended = type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
                 self._end(tx, ended)

@@ -109,10 +109,8 @@ class _Watchdog:
                 self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
                 try:
                     start_thread(self._thread.start)
-                except (
-                    RuntimeError,
-                    MemoryError,
-                ):  # the machine has no room for a thread; the progress handlers still work
+                # The machine has no room for a thread; the progress handlers still work.
+                except (RuntimeError, MemoryError):
                     self._thread = None
                     return
             self.sleeps = False

@@ -137,7 +137,7 @@ class PeerIntake:
         """Stop serving if another cluster has this node as a member, and our file is new: the member's file is missing.
 
         A node without a file and without peers in its configuration founds a cluster. Clients of the other cluster
-        would clients of the other one.
+        would write there.
         """
         state, theirs = self._core.state, hello.info.get(ID)
         ours = state.roster.membership

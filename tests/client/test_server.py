@@ -11,6 +11,7 @@ import trio.testing
 from bedrockish.api.requests import NOTHING, Answer, Request, Statement, Token
 from bedrockish.api.wire import (
     BEGIN,
+    CANCEL,
     CLOSE,
     COMMIT,
     ROLLBACK,
@@ -84,6 +85,35 @@ async def test_no_more_calls_are_taken_than_may_run_at_once() -> None:
         while len(answered) < 10:
             answered.add(decode_reply(await link.receive()).id)
     assert answered == set(range(1, 11))
+
+
+async def test_cancellations_whose_answers_are_not_read_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pass the limit of calls, which they may free, and each waits in a task until its answer has room."""
+    cancelled: list[object] = []
+    reads = trio.Event()
+    node = ScriptedNode(in_flight_max=2)
+    node.cancel = lambda _owner, command: cancelled.append(command)  # type: ignore[attr-defined]
+
+    async def wait(_: Request) -> Answer:
+        await reads.wait()
+        return answer((1,))
+
+    async def until_read(*_: object) -> None:
+        await reads.wait()
+
+    node.script = [wait]
+    monkeypatch.setattr(Link, "wait_for_room", until_read)
+    async with session(node) as (link, _):
+        for number in range(1, 3):
+            link.send_nowait(call(number))
+        for number in range(3, 13):
+            link.send_nowait(encode_call(Ask(number, CANCEL, asked={"command": f"c{number}"})))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert cancelled == ["c3", "c4"]
+        reads.set()
+        answered = {decode_reply(await link.receive()).id for _ in range(12)}
+    assert answered == set(range(1, 13))
+    assert len(cancelled) == 10
 
 
 async def test_command_of_a_disconnected_client_runs_to_its_end() -> None:

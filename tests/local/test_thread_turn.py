@@ -252,14 +252,16 @@ def test_known_reads_of_several_sessions_take_turns(reading: list[int], monkeypa
 def test_read_whose_text_was_long_waits_for_no_turn(reading: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MEASURED", 1)
     monkeypatch.setattr(snapshots, "LONG_S", -1.0)
-    until = time.monotonic() + LONG_S / 2
-    while not reading:
+    until, before = time.monotonic() + LONG_S / 2, len(reading)
+    while len(reading) < before + 20:  # a read that began before the patches was not measured by them
         assert time.monotonic() < until
+        time.sleep(0.001)
     monkeypatch.setattr(thread_turn, "IDLE_S", LONG_S)
     with TURN:
         before = len(reading)
         while len(reading) < before + 100:
             assert time.monotonic() < until
+            time.sleep(0.001)  # a loop without a pause would keep the interpreter's lock from the readers
     TURN.leave()
 
 

@@ -129,7 +129,9 @@ class Growing:
         return one
 
     def moved(self, analysis: Analysis) -> "Growing":
-        """Return a copy with the same reads, writes and savepoints for another connection; it replaces this object."""
+        """Return the same reads, writes and savepoints with another analysis, in an object that replaces this one."""
+        if analysis is self._analysis:
+            return self
         one = Growing(analysis, serializable=self._serializable)
         one.merge(self)
         one._since = self._since

@@ -75,6 +75,37 @@ async def test_transactions_support_savepoints_batches_schema_changes_and_retrie
         assert (await client.execute("SELECT n FROM parent WHERE id = 0")).value() == 40
 
 
+async def test_statistics_end_no_open_transaction(cluster: LocalCluster) -> None:
+    """ANALYZE at another node; the transactions are at a node, by URL and by the path of its file."""
+    await ready(cluster)
+    async with open_client(cluster.url(1)) as client:
+        await client.transact(["CREATE TABLE t(id INTEGER PRIMARY KEY, n)", "INSERT INTO t VALUES (1, 0), (2, 0)"])
+    await level(cluster)
+
+    def add() -> None:
+        with (
+            connect(cluster.url(0)) as one,
+            connect(str(cluster.nodes[0].database)) as two,
+            connect(cluster.url(1)) as other,
+        ):
+            for analyze, n in (("ANALYZE", 1), ("PRAGMA optimize", 2)):
+                with one.transaction() as by_url, two.transaction() as by_path:
+                    for row, tx in ((1, by_url), (2, by_path)):
+                        assert tx.execute("UPDATE t SET n = n + 1 WHERE id = ? RETURNING n", [row]).value() == n
+                    other.execute(analyze)
+                    by_url.execute("INSERT INTO t VALUES (?, 0)", [10 * n])
+                    by_path.execute("INSERT INTO t VALUES (?, 0)", [10 * n + 1])
+
+    await trio.to_thread.run_sync(add)
+    async with open_client(cluster.url(2)) as client:
+        assert (await client.execute("SELECT count(*) FROM bedrockish_schema")).value() == 2
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    for node in cluster.nodes:
+        assert rows(node, "SELECT id, n FROM t ORDER BY id") == [(1, 2), (2, 2), (10, 0), (11, 0), (20, 0), (21, 0)]
+
+
 async def test_begin_is_sent_with_the_first_statement(cluster: LocalCluster) -> None:
     """A node learns of a transaction with its first statement; the transaction is open even if this statement fails."""
     await ready(cluster)

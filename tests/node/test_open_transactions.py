@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from bedrockish.api.requests import Answer, Request, Statement, Token, decode_results
+from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, Answer, Request, Statement, Token, decode_results
 from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
 from bedrockish.core.protocol.health import DISK_FULL, Mode
 from bedrockish.engine.execution.open_transaction import TransactionWork
@@ -30,6 +30,7 @@ from bedrockish.node.transactions.ended import CHARACTERS_MAX, ENDED_MAX, EndedE
 from tests.node.test_durability import Disk, open_runtime, request, settled
 
 OWNER = object()
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 4 UNION ALL SELECT i + 1 FROM n LIMIT 2000) INSERT INTO t SELECT i, 0 FROM n"
 
 
 @asynccontextmanager
@@ -63,10 +64,55 @@ def told(answer: object) -> list[list[tuple[object, ...]]]:
     return [result.rows for result in decode_results(answer.results)]
 
 
+async def run_in(runtime: Runtime, name: str, op: str, *texts: str, isolation: str = SERIALIZABLE) -> Answer:
+    """Do a step of a transaction to its end."""
+    asked = Request(name, tuple(map(Statement, texts)), timeout_s=5, isolation=isolation)
+    found = runtime.transactions.begin(OWNER, op, asked)
+    return found if isinstance(found, Answer) else await found()
+
+
 async def finished(runtime: Runtime, name: str) -> Answer:
     """Commit a transaction."""
     answer = step(runtime, name, COMMIT)
     return answer if isinstance(answer, Answer) else await answer()
+
+
+@pytest.mark.parametrize("isolation", [SERIALIZABLE, SNAPSHOT])
+@pytest.mark.parametrize("before", ["SELECT x FROM t WHERE id = 1", "UPDATE t SET x = x + 1 WHERE id = 1", NUMBERS])
+async def test_transaction_goes_on_after_an_analyze(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, isolation: str
+) -> None:
+    """The transaction has read, written or moved to a workspace; statistics change no result."""
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await run_in(runtime, "tx", BEGIN, isolation=isolation)
+        await run_in(runtime, "tx", STATEMENTS, before)
+        await runtime.submit(request("INSERT INTO t VALUES (9000, 0)", "other"))  # it needs the writing connection
+        await run_in(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")
+        await runtime.submit(request("ANALYZE", "analyze"))
+        await run_in(runtime, "tx", STATEMENTS, "INSERT INTO t VALUES (3, 30)")
+        answer = await run_in(runtime, "tx", COMMIT)
+        assert answer.place is not None
+        assert runtime.engine.schema_version == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        ("SELECT count(*) FROM sqlite_schema", "ANALYZE"),
+        ("CREATE TABLE u(x)", "ANALYZE"),
+        ("SELECT x FROM t", "CREATE INDEX by_x ON t(x)"),
+    ],
+)
+async def test_transaction_ends_at_an_analyze_that_it_may_have_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, change: str
+) -> None:
+    """ANALYZE makes a table of statistics; a change of definitions ends every transaction."""
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await run_in(runtime, "tx", BEGIN)
+        await run_in(runtime, "tx", STATEMENTS, before)
+        await runtime.submit(request(change, "change"))
+        with pytest.raises(ConflictError, match="schema"):
+            await run_in(runtime, "tx", STATEMENTS, "INSERT INTO t VALUES (3, 30)")
 
 
 async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from bedrockish.core.state.conflict_records import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError, schema_changed
 from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range
-from bedrockish_journal.model.transaction import MEMBERS
+from bedrockish_journal.model.transaction import MEMBERS, ROWS
 from bedrockish_journal.model.vector import Vector
 
 KEEPS_BASE = -1
@@ -122,9 +122,12 @@ def lost_to(state: State, found: Conflict) -> ConflictError:
 
 def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None:
     """Return the error if an earlier execution would have another result now, else None."""
-    if prepared.schema != state.schema.version:
-        return schema_changed()
-    access_set, config = _rests_on(command, prepared, 0 if prepared.readonly else state.clock.read())
+    is_old, now = prepared.schema != state.schema.version, state.clock.read()
+    if is_old:
+        if prepared.kind != ROWS or prepared.clock or not state.schema.fits(prepared.schema):
+            return schema_changed()
+        now = 0  # before the statistics that were gathered since, with which it does not conflict
+    access_set, config = _rests_on(command, prepared, now)
     return overtaken(state, access_set, prepared.base, prepared.spans, config=config)
 
 
@@ -161,6 +164,6 @@ def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | Bed
     if error is not None:
         return error
     # If the client got its clock, the transaction keeps its base, which is below that clock; else the base moves up.
-    if prepared.clock or prepared.base == state.timelines.applied:
+    if prepared.clock or (prepared.base == state.timelines.applied and prepared.schema == state.schema.version):
         return prepared
-    return replace(prepared, base=dict(state.timelines.applied))
+    return replace(prepared, base=dict(state.timelines.applied), schema=state.schema.version)

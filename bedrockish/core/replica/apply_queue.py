@@ -218,7 +218,7 @@ class ApplyQueue:
             if entry.transaction.activates:
                 state.schedule(entry.transaction)
             else:
-                state.schema.advance()
+                state.schema.advance(entry.transaction)
         # The vote was kept for the outcome, which is in the journal from now on.
         state.votes.drop(txid)
         if entry.transaction.kind == MEMBERS and not repeat:

@@ -1,5 +1,6 @@
 """The version of the schema in force here, and the change that is scheduled."""
 
+from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.transaction import Transaction
 
 
@@ -13,11 +14,16 @@ class SchemaState:
 
     def __init__(self, version: int) -> None:
         self.version = version  # the version in force here
+        self._alike = version  # the oldest version from which the changes up to the present one only gather statistics
         self.scheduled: Transaction | None = None  # the change that is applied and not yet in force, or None
 
     def is_behind(self, clock: int) -> bool:
         """Return whether a transaction or read with this clock needs a schema that is not in force here yet."""
         return self.scheduled is not None and self.scheduled.activates <= clock
+
+    def fits(self, version: int) -> bool:
+        """Return whether the tables of a version are those of the version in force: it has at most other statistics."""
+        return self._alike <= version <= self.version
 
     def schedule(self, change: Transaction) -> None:
         """Schedule an applied change for its activation."""
@@ -29,10 +35,12 @@ class SchemaState:
         """Put the scheduled change in force, and return it."""
         change, self.scheduled = self.scheduled, None
         assert change is not None
-        self.advance()
+        self.advance(change)
         return change
 
-    def advance(self) -> None:
+    def advance(self, change: Transaction) -> None:
         """Increment the version: a change is in force now, at its activation or, without one, when it is applied."""
         assert self.scheduled is None
         self.version += 1
+        if not all(sql.lstrip()[:7].upper() == "ANALYZE" for sql in decode_statements(change.changes)):
+            self._alike = self.version

@@ -53,6 +53,7 @@ from bedrockish.sqltext.statement_kinds import SCHEMA as DEFINITION
 from bedrockish.sqltext.statement_kinds import kind_of
 from bedrockish.sqltext.temporary import filling_select
 from bedrockish.sqltext.transaction_control import RELEASE, SAVEPOINT, Control
+from bedrockish_journal.model.access_set import LAST_CLOCK, clock_key
 from bedrockish_journal.model.changes import Change, encode_changes
 from bedrockish_journal.model.transaction import ROWS
 
@@ -68,8 +69,9 @@ class Interactive:
     # The error for a schema statement in a text with further statements.
     no_schema = "a schema statement in a transaction must be a text of its own"
 
-    def __init__(self, engine: WriterLender, overtaken: Overtaken) -> None:
-        self.engine, self._overtaken = engine, overtaken
+    def __init__(self, engine: WriterLender, overtaken: Overtaken, fits: Callable[[int], bool] | None = None) -> None:
+        """Initialize; ``fits`` returns whether an earlier version of the schema has the tables of the present one."""
+        self.engine, self._overtaken, self.fits = engine, overtaken, fits or (lambda _version: False)
         self.inside: TransactionWork | None = None  # the transaction whose rows are in the engine's open batch, or None
         # A connection to the transaction's snapshot without its changes, if the writer belongs to one transaction; else
         # None.
@@ -417,9 +419,12 @@ class Interactive:
         assert work.base is not None
         assert work.sets is not None
         if work.wrote:
+            self.check_schema(work)
             self._check_foreign_keys(work)
             self.move(work)
         access_set = work.sets.access_set(reads=True if not work.wrote else None)
+        if work.wrote and work.read_without_keys:  # it conflicts with each change of the schema that it has not seen
+            access_set = access_set.extended((clock_key(LAST_CLOCK),))
         changes = encode_changes(work.changes) if work.wrote else b""
         result = encode_results([Result((), [], -1, work.lastrowid or None)])
         base, reads, clock = dict(work.base), not work.wrote, work.clock
@@ -503,9 +508,17 @@ class Interactive:
         work.begin_sets(self._executor.analysis)
 
     def check_schema(self, work: TransactionWork) -> None:
-        """Raise a ConflictError if the schema has changed since the transaction began."""
-        if work.base is not None and work.schema != self.engine.schema_version:
+        """Raise a ConflictError if the schema has changed since the transaction began, unless only statistics have."""
+        version = self.engine.schema_version
+        if work.base is None or work.schema == version:
+            return
+        if work.read_without_keys or work.clock or not self.fits(work.schema):
             raise schema_changed()
+        if work.workspace is None:
+            work.begin_sets(self._executor.analysis)
+            if work.serializable:
+                self.move(work)
+                work.schema = version
 
     def overtaken(self, work: TransactionWork, *, moves: bool = False) -> BedrockishError | None:
         """Return the error of a transaction if a commit after its base has changed rows that it depends on; else None.

@@ -99,7 +99,8 @@ class Transactions:
         self._engine, self._core, self._submit = engine, core, submit
         self._bounds, self._faults = bounds, faults
         engine.locks.others = ContestedRows(core.state)
-        self._interactive = Interactive(engine, lambda sets, base: invalidated(core.state, sets, base))
+        state = core.state
+        self._interactive = Interactive(engine, lambda sets, base: invalidated(state, sets, base), state.schema.fits)
         self.boundary = boundary
         self.snapshots = Snapshots(engine, self._interactive.readers, boundary)
         self.builds = Builds(engine, core.state, boundary)

@@ -216,7 +216,9 @@ class WorkspacePlace(Place):
         if workspace is None:
             raise transaction_ended()
         assert isinstance(workspace, Draft | OverlayTransaction)
-        if workspace.flushed.schema != self._engine.schema_version:
+        version = workspace.flushed.schema
+        is_alike = not isinstance(workspace, Draft) and self._interactive.fits(version)
+        if version != self._engine.schema_version and not is_alike:
             raise schema_changed()
         return workspace
 

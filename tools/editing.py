@@ -28,13 +28,19 @@ class Fault:
 
     rule: str  # the removed rule or the mistake, in words
     edits: tuple[Edit, ...]
+    scope: str  # the scope of the model check that detects the fault quickly; empty: worlds of the simulator detect it
     # The options of worlds in which the rule matters. The other options are drawn, or with ``calm`` the defaults.
     options: tuple[tuple[str, object], ...] = ()
 
 
-def fault(rule: str, *edits: tuple[Any, str, str, str], **options: object) -> Fault:
+def fault(rule: str, /, *edits: tuple[Any, str, str, str], **options: object) -> Fault:
     """Return a fault with edits, each given as (class or module, function, old text, new text)."""
-    return Fault(rule, tuple(Edit(*edit) for edit in edits), tuple(options.items()))
+    return caught_in("", rule, *edits, **options)
+
+
+def caught_in(scope: str, rule: str, /, *edits: tuple[Any, str, str, str], **options: object) -> Fault:
+    """Return a fault that a scope of the model check detects quickly, with edits as for ``fault``."""
+    return Fault(rule, tuple(Edit(*edit) for edit in edits), scope, tuple(options.items()))
 
 
 @contextmanager

@@ -10,63 +10,16 @@ python -m tools.mutations [--seconds S] [NAME ...]
 import argparse
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from bedrockish.core.protocol.messages import WIRE
 from tools.editing import Fault, in_force
 from tools.modelcheck.guided import ALL
-from tools.modelcheck.place import EARLY
 from tools.modelcheck.way import search
 from tools.sim.faulty import FAULTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
 CONTROL_S = 10.0  # the run without the fault may take this many seconds more than the run that caught the fault
-# Fault in the simulator's driver -> its form in the model check: the kinds of messages that are sent too early.
-IN_THE_DRIVER = {
-    "reply before durable": frozenset({"Reply"}),
-    "messages before durable": frozenset(kind.__name__ for kind, _ in WIRE.values()),
-    "COMMIT before durable": frozenset({"Commit"}),
-}
-# The scopes that detect a fault quickly. Other faults are looked for in worlds.
-SCOPES = {
-    "quorum less one": "meet-3",
-    "plain majority at 7": "orphans-7",
-    "reply before durable": "sync-3",
-    "messages before durable": "sync-3",
-    "COMMIT before durable": "sync-3",
-    "no test 3": "meet-3",
-    "no test 4": "meet-3",
-    "no test of its own": "meet-3",
-    "after ignored": "meet-3",
-    "COMMIT ahead of a gap counts": "gap-3",
-    "repeat rewrites rows": "recover-3",
-    "no command key": "retry-elsewhere-3",
-    "holds without tests": "recover-3",
-    "judged by one": "recover-3",
-    "rolled back told early": "recover-rollback-3",
-    "ballot 1 over a higher one": "recover-rollback-3",
-    "votes are volatile": "restarts-3",
-    "waiting goes on after a rollback": "released-3",
-    "rollbacks dropped": "again-3",
-    "base not covered": "uncovered-3",
-    "no test 5": "given-up-5",
-    "exclusion ignores what is known": "known-end-5",
-    "leader counts after its promise": "promised-5",
-    "BEGIN before its vote at five": "forgotten-5",
-    "BEGIN before its ceiling": "same-clock-3",
-    "BEGIN before its base": "lost-base-3",
-    "votes after its promise": "late-vote-5",
-    "promises below its promise": "two-ballots-5",
-    "cut is volatile": "cut-3",
-    "acceptances are volatile": "restarted-acceptor-3",
-    "the lowest accepted ballot wins": "restarted-acceptor-3",
-    "accepted rollbacks are volatile": "partial-rollback-3",
-    "acceptances of other ballots count": "two-recoverers-3",
-    "promises of other ballots count": "two-recoverers-3",
-}
 
 
 @dataclass(frozen=True)
@@ -95,12 +48,13 @@ class Hunter:
 
     def hunt(self, name: str) -> Catch:
         """Look for one fault in the places that are known to show it."""
-        return self.in_scope(name, SCOPES[name]) if name in SCOPES else self.in_worlds(FAULTS[name])
+        fault = FAULTS[name]
+        return self.in_scope(fault, fault.scope) if fault.scope else self.in_worlds(fault)
 
-    def in_scope(self, name: str, scope: str) -> Catch:
+    def in_scope(self, fault: Fault, scope: str) -> Catch:
         """Look for a fault in a scope of the model check."""
         began = time.process_time()
-        with _in_scopes(name):
+        with in_force(fault):
             report, way = search(ALL[scope], self.seconds)
         unsound = self._control(scope, CONTROL_S + report.seconds) if report.law else ""
         law = "" if unsound else report.law
@@ -130,17 +84,6 @@ class Hunter:
             if time.process_time() - began > self.seconds:
                 break
         return Catch("simulator", f"{seed} worlds", "", time.process_time() - began, unsound)
-
-
-@contextmanager
-def _in_scopes(name: str) -> Iterator[None]:
-    """Apply a fault to the model check inside the block."""
-    EARLY.update(IN_THE_DRIVER.get(name, ()))
-    try:
-        with in_force(FAULTS[name]):
-            yield
-    finally:
-        EARLY.clear()
 
 
 def options_of(seed: int, fault: Fault) -> Options:

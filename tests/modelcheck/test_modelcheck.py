@@ -14,7 +14,8 @@ from tools.modelcheck.nodes import Nodes
 from tools.modelcheck.place import Place
 from tools.modelcheck.scopes import ALONE, MEET, Limits, Scope, at
 from tools.modelcheck.way import search
-from tools.mutations import SCOPES, Hunter
+from tools.mutations import Hunter
+from tools.sim.faulty import FAULTS
 
 NO_END = 1e6  # seconds: these scopes are small, and a busy machine may take its time
 SMALL = {
@@ -160,15 +161,15 @@ def test_thawed_node_equals_the_frozen_one_and_shares_no_state() -> None:
 )
 def test_removed_rule_breaks_a_law(fault: str, scope: str, law: str) -> None:
     """The report has the shortest way to the broken law, event by event."""
-    found = Hunter(NO_END, 0).in_scope(fault, scope)
+    found = Hunter(NO_END, 0).in_scope(FAULTS[fault], scope)
     assert found.law == law
     assert found.way
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", SCOPES)
+@pytest.mark.parametrize("fault", [name for name, fault in FAULTS.items() if fault.scope])
 def test_fault_is_detected_in_its_scope(fault: str) -> None:
-    assert Hunter(600, 0).in_scope(fault, SCOPES[fault]).law
+    assert Hunter(600, 0).hunt(fault).law
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_law_broken_in_the_prefix_is_reported(monkeypatch: pytest.MonkeyPatch) -
     """The reported way is the script up to that step."""
     prefix = ("A submits", "B submits", "C hears A", "C hears B", "A hears C", "B hears C", "C hears A")
     monkeypatch.setitem(ALL, "small", Scope("", 3, MEET, Limits(), prefix=prefix))
-    found = Hunter(NO_END, 0).in_scope("no test 4", "small")
+    found = Hunter(NO_END, 0).in_scope(FAULTS["no test 4"], "small")
     assert found.law
     assert found.way == prefix[: len(found.way)]
 

@@ -136,6 +136,6 @@ def test_law_broken_without_the_fault_counts_as_not_caught(
 def test_scope_that_breaks_without_the_fault_is_not_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this test the quorum is too small with and without the fault."""
     monkeypatch.setattr(roster, "approvals_needed", lambda _voters: 1)
-    catch = Hunter(seconds=60, worlds=1).in_scope("no test 4", "meet-3")
+    catch = Hunter(seconds=60, worlds=1).in_scope(FAULTS["no test 4"], "meet-3")
     assert not catch.law
     assert catch.unsound.startswith("meet-3: no concurrent conflicting commits")

@@ -56,7 +56,6 @@ class Tell:
 
 
 LEAVING: list[Sent] = []  # messages that were sent during the present event
-EARLY: set[str] = set()  # deliberate faults: kinds of messages that are sent too early ("Reply" for answers)
 
 
 def level_luck() -> float:
@@ -272,7 +271,7 @@ class Place:
 
     def _send(self, peer: str, message: Message, early: do.Early | None = None) -> None:
         leave = Leave((peer, message))
-        if type(message).__name__ in EARLY or (early is not None and self.disk.has(early)):
+        if early is not None and self.disk.has(early):
             leave()
         else:
             self.disk.then(leave)
@@ -281,11 +280,7 @@ class Place:
         request = self.requests.pop(request_id, None)
         if request is None:
             return
-        tell = Tell(self.told, request.command, told(answer))
-        if "Reply" in EARLY:
-            tell()
-        else:
-            self.disk.then(tell)
+        self.disk.then(Tell(self.told, request.command, told(answer)))
 
     def _execute(self, request_id: int, group: tuple[int, ...]) -> on.Event:
         request = self.requests.get(request_id)

@@ -12,15 +12,16 @@ from bedrockish.core.protocol import effects
 from bedrockish.core.recovery import judge, recovery
 from bedrockish.core.replica import apply_queue, safe_time, times, voter
 from bedrockish.core.state import pending, roster, state, votes
-from tools.editing import Fault, fault
+from tools.editing import Fault, caught_in, fault
+from tools.modelcheck import place
 from tools.sim import disk, machine
 from tools.sim.faulty_uses import DUELS, USES
 
 _State, _Coordinator, _Voter, _Recovery = state.State, coordinator.Coordinator, voter.Voter, recovery.Recovery
 _SafeTime, _ApplyQueue, _Rollbacks = safe_time.SafeTime, apply_queue.ApplyQueue, rollback.Rollbacks
 _OwnEnds = pending.OwnEnds
-_NOW = "self.world.leave(self.name, peer, message, data); return\n    self.disk.then"
-_HELD = "self.disk.then"
+_IS_EARLY = "early is not None and self.disk.has(early)"
+_TOLD = "Tell(self.told, request.command, told(answer))()"
 _LOWER = "message.ballot < vote.promised"
 _OTHER_BALLOT = " or round_.ballot != message.ballot"
 _SLOW_DISKS = {"sync_ms": 20.0, "delay_ms": 1.0, "faults": ("crash", "crash_all"), "fault_every_s": 0.1, "load_s": 3.0}
@@ -48,17 +49,18 @@ _LATE = {
 }
 
 _AGREEMENT: dict[str, Fault] = {
-    "quorum less one": fault(
+    "quorum less one": caught_in(
+        "meet-3",
         "a commit needs q approvals",
         (attempts.Attempts, "_count", ">= self.state.roster.quorum", ">= self.state.roster.quorum - 1"),
     ),
-    "plain majority at 7": fault(
+    "plain majority at 7": caught_in(
+        "orphans-7",
         "q(7) is 5",
         (roster, "approvals_needed", "max(majority(voters), (voters + failures) // 2)", "majority(voters)"),
-        voters=7,
-        dead=3,
     ),
-    "reply before durable": fault(
+    "reply before durable": caught_in(
+        "sync-3",
         "the leader answers its client when the commit is durable",
         (
             machine.Machine,
@@ -66,50 +68,65 @@ _AGREEMENT: dict[str, Fault] = {
             "self.disk.then(lambda: self.later(delay, lambda: answerer(answer)))",
             "self.later(delay, lambda: answerer(answer))",
         ),
+        (place.Place, "_tell", "self.disk.then(Tell(self.told, request.command, told(answer)))", _TOLD),
         **_SLOW_DISKS,
         voters=1,
     ),
-    "messages before durable": fault(
-        "nothing leaves before it is durable", (machine.Machine, "_send", _HELD, _NOW), **_SLOW_DISKS
+    "messages before durable": caught_in(
+        "sync-3", "nothing leaves before it is durable", (place.Place, "_send", _IS_EARLY, "True")
     ),
-    "BEGIN before its vote at five": fault(
+    "BEGIN before its vote at five": caught_in(
+        "forgotten-5",
         "with five voters, BEGIN leaves when the leader's own approval is durable",
         (attempts.Attempts, "_early", " or may_count_out(len(state.roster.voters))", ""),
         voters=5,
     ),
-    "BEGIN before its ceiling": fault(
+    "BEGIN before its ceiling": caught_in(
+        "same-clock-3",
         "BEGIN leaves when a ceiling above its clock is durable",
         (effects.Early, "is_durable", "self.clock <= ceiling and ", ""),
         voters=3,
     ),
-    "BEGIN before its base": fault(
+    "BEGIN before its base": caught_in(
+        "lost-base-3",
         "BEGIN leaves when its leader's own commits in its base are durable",
         (effects.Early, "is_durable", " and self.tick <= tick", ""),
         voters=3,
     ),
-    "COMMIT before durable": fault(
+    "COMMIT before durable": caught_in(
+        "sync-3",
         "COMMIT leaves when the commit is durable",
-        (machine.Machine, "_send", _HELD, "if type(message).__name__ == 'Commit':\n        " + _NOW),
+        (
+            machine.Machine,
+            "_send",
+            "self.disk.then",
+            "if type(message).__name__ == 'Commit':\n        self.world.leave(self.name, peer, message, data); return\n"
+            "    self.disk.then",
+        ),
+        (place.Place, "_send", _IS_EARLY, f"type(message).__name__ == 'Commit' or {_IS_EARLY}"),
     ),
-    "no test 3": fault(
+    "no test 3": caught_in(
+        "meet-3",
         "a voter tests against commits outside the base",
         (voter, "prepare_commit", "next(recent.conflicts(access_set, base, own), None)", "None"),
     ),
-    "no test 4": fault(
+    "no test 4": caught_in(
+        "meet-3",
         "a voter tests against pending transactions",
         (voter, "prepare_commit", "return found or next(pending.conflicts(access_set, own), None)", "return found"),
     ),
-    "no test 5": fault(
+    "no test 5": caught_in(
+        "given-up-5",
         "a leader whose transaction was rolled back rejects older ones that conflict",
         (_OwnEnds, "vetoes", "if self.latest < transaction.txid.clock:", "if True:"),
-        **{**DUELS, "voters": 5},
     ),
-    "no test of its own": fault(
+    "no test of its own": caught_in(
+        "meet-3",
         "a leader tests its own transaction",
         (_Coordinator, "_certify", "found = next(state.commit_window.conflicts(", "return None\n    next(("),
-        execute_ms=5.0,
     ),
-    "base not covered": fault(
+    "base not covered": caught_in(
+        "uncovered-3",
         "a voter covers the base before it judges",
         (_Voter, "_judge", "if not covers(state.timelines.applied, transaction.base):", "if False:"),
     ),
@@ -118,15 +135,18 @@ _AGREEMENT: dict[str, Fault] = {
         (_Voter, "_untimely", "clock <= state.clock.closed or clock <= state.clock.floor", "False"),
         **_OVERTAKEN_BY_TIME,
     ),
-    "votes after its promise": fault(
+    "votes after its promise": caught_in(
+        "late-vote-5",
         "a voter does not approve after its promise",
         (_Voter, "_judge", "if vote is not None and vote.promised > 0:", "if False:"),
     ),
-    "after ignored": fault(
+    "after ignored": caught_in(
+        "meet-3",
         "a commit is applied after its base",
         (_ApplyQueue, "apply_ready", "covers(self.state.timelines.applied, queue[0].after)", "True"),
     ),
-    "COMMIT ahead of a gap counts": fault(
+    "COMMIT ahead of a gap counts": caught_in(
+        "gap-3",
         "a COMMIT ahead of a gap is ignored",
         (
             _ApplyQueue,
@@ -135,20 +155,21 @@ _AGREEMENT: dict[str, Fault] = {
             "self.want({leader: tick})\n        self.state.votes.end(label.txid, commit=True)\n",
         ),
     ),
-    "repeat rewrites rows": fault(
+    "repeat rewrites rows": caught_in(
+        "recover-3",
         "a second label changes no data",
         (_ApplyQueue, "_apply", "txid.clock <= state.clock.safe or state.is_applied(txid)", "False"),
     ),
-    "no command key": fault(
+    "no command key": caught_in(
+        "retry-elsewhere-3",
         "two executions of one command conflict",
         (coordinator, "claim", "map(command_key, commands)", "()"),
         (_State, "happened", "for command in commands:", "for command in ():"),
-        **{"sync_ms": 20.0, "delay_ms": 20.0, "timeout_s": 0.3, "load_s": 3.0},
     ),
-    "rollbacks dropped": fault(
+    "rollbacks dropped": caught_in(
+        "again-3",
         "BEGIN carries the rollbacks of its leader",
         (_Coordinator, "_attempt", "if found.other in self.rollbacks", "if False"),
-        **{**DUELS, "voters": 5},
     ),
     "give up frees at once": fault(
         "a transaction stays pending until a majority has accepted its rollback",
@@ -159,7 +180,8 @@ _AGREEMENT: dict[str, Fault] = {
         (attempts.Attempts, "give_up", "attempt.counting = False", "pass"),
         **DUELS,
     ),
-    "rolled back told early": fault(
+    "rolled back told early": caught_in(
+        "recover-rollback-3",
         "the client learns of the rollback when a majority has accepted it",
         (_Rollbacks, "_count", ">= self.state.roster.majority", ">= 1"),
     ),
@@ -173,20 +195,20 @@ _AGREEMENT: dict[str, Fault] = {
         ),
         **_LATE,
     ),
-    "ballot 1 over a higher one": fault(
+    "ballot 1 over a higher one": caught_in(
+        "recover-rollback-3",
         "a rollback is refused when a recovery has the promise",
         (votes.Votes, "accept_rollback", "if vote.promised > 1:", "if False:"),
-        **DUELS,
     ),
-    "leader counts after its promise": fault(
+    "leader counts after its promise": caught_in(
+        "promised-5",
         "a leader stops counting at its promise",
         (_Recovery, "_promise", "self.coordinator.attempts.stop_counting(txid)", "pass"),
-        **DUELS,
     ),
-    "exclusion ignores what is known": fault(
+    "exclusion ignores what is known": caught_in(
+        "known-end-5",
         "a recovery does not exclude a leader if a voter knows the end of its transaction",
         (judge, "judge", "blockers - ended", "blockers"),
-        **{**DUELS, "voters": 5},
     ),
     "accepted abort ends pending": fault(
         "only a decided abort ends pending",
@@ -199,7 +221,8 @@ _AGREEMENT: dict[str, Fault] = {
         ),
         **{**DUELS, "voters": 5},
     ),
-    "holds without tests": fault(
+    "holds without tests": caught_in(
+        "recover-3",
         "a voter runs the tests before it holds a transaction for a recovery",
         (
             _Recovery,
@@ -213,7 +236,8 @@ _AGREEMENT: dict[str, Fault] = {
         (_Recovery, "_try_to_hold", "if never or state.clock.cut", "if state.clock.cut"),
         **DUELS,
     ),
-    "promises below its promise": fault(
+    "promises below its promise": caught_in(
+        "two-ballots-5",
         "a promise is kept against lower ballots that ask for one",
         (_Recovery, "_promise", _LOWER, f"{_LOWER} and isinstance(message, say.Accept)"),
     ),
@@ -234,17 +258,18 @@ _AGREEMENT: dict[str, Fault] = {
     "decided by one": fault(
         "a decision needs a majority", (_Recovery, "on_accepted", ">= self.state.roster.majority", ">= 1"), **DUELS
     ),
-    "judged by one": fault(
+    "judged by one": caught_in(
+        "recover-3",
         "a recovery judges the answers of a majority at least",
         (_Recovery, "on_promise", ">= self.state.roster.majority", ">= 1"),
     ),
     "accepted values ignored": fault(
         "a recovery proposes the accepted decision", (judge, "judge", "if accepted:", "if False:")
     ),
-    "votes are volatile": fault(
+    "votes are volatile": caught_in(
+        "restarts-3",
         "approvals are durable",
         (disk.Disk, "_keep", "self.durable.write(write)", "isinstance(write, Persist) or self.durable.write(write)"),
-        **_RESTARTS,
     ),
     "promises are volatile": fault(
         "promises and accepted decisions are durable",
@@ -259,7 +284,8 @@ _AGREEMENT: dict[str, Fault] = {
     "cut ignores what is pending": fault(
         "the cut stays below pending transactions", (times, "times", "min(most, lowest - 1)", "most"), **_TIGHT_TIME
     ),
-    "cut is volatile": fault(
+    "cut is volatile": caught_in(
+        "cut-3",
         "the cut is durable before it is announced",
         (disk.Image, "write", "self.meta[name] = value", "self.meta[name] = 0 if name == 'cut' else value"),
     ),
@@ -277,24 +303,31 @@ _AGREEMENT: dict[str, Fault] = {
         (disk.Image, "write", "self.meta[name] = value", "self.meta[name] = 0"),
         **_RESTARTS,
     ),
-    "waiting goes on after a rollback": fault(
+    "waiting goes on after a rollback": caught_in(
+        "released-3",
         "a waiting transaction goes on when a rollback is accepted",
         (votes.Votes, "accept_rollback", "self.released.append(txid)", "pass"),
     ),
-    "acceptances are volatile": fault(
-        "an acceptance is durable", (_Recovery, "on_accept", "self.state.votes.persist(vote)", "pass")
+    "acceptances are volatile": caught_in(
+        "restarted-acceptor-3",
+        "an acceptance is durable",
+        (_Recovery, "on_accept", "self.state.votes.persist(vote)", "pass"),
     ),
-    "accepted rollbacks are volatile": fault(
-        "an accepted rollback is durable", (votes.Votes, "accept_rollback", "self.persist(vote)", "pass")
+    "accepted rollbacks are volatile": caught_in(
+        "partial-rollback-3",
+        "an accepted rollback is durable",
+        (votes.Votes, "accept_rollback", "self.persist(vote)", "pass"),
     ),
-    "acceptances of other ballots count": fault(
-        "an acceptance counts for its ballot", (_Recovery, "on_accepted", _OTHER_BALLOT, "")
+    "acceptances of other ballots count": caught_in(
+        "two-recoverers-3", "an acceptance counts for its ballot", (_Recovery, "on_accepted", _OTHER_BALLOT, "")
     ),
-    "promises of other ballots count": fault(
-        "a promise counts for its ballot", (_Recovery, "on_promise", _OTHER_BALLOT, "")
+    "promises of other ballots count": caught_in(
+        "two-recoverers-3", "a promise counts for its ballot", (_Recovery, "on_promise", _OTHER_BALLOT, "")
     ),
-    "the lowest accepted ballot wins": fault(
-        "the accepted decision of the highest ballot counts", (judge, "judge", "max(acc", "min(acc")
+    "the lowest accepted ballot wins": caught_in(
+        "restarted-acceptor-3",
+        "the accepted decision of the highest ballot counts",
+        (judge, "judge", "max(acc", "min(acc"),
     ),
 }
 FAULTS: dict[str, Fault] = {**_AGREEMENT, **USES}

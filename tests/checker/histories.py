@@ -7,19 +7,12 @@ from tools.checker.history import Operation, Step
 
 
 def steps(text: str) -> tuple[Step, ...]:
-    """Read steps: ``a x 1`` appends, ``l x 1 2`` reads a list, ``w r 1`` writes a register, ``r r 1`` reads it.
-
-    A register's value may carry its version, as in ``r r 1@3``; ``-`` is the value of one that was never written.
-    """
+    """Read steps: ``a x 1`` appends, ``l x 1 2`` reads a list."""
     return tuple(_step(*part.split()) for part in text.split(";"))
 
 
 def _step(kind: str, key: str, *values: str) -> Step:
-    if kind == "l":
-        return Step("list", key, values=tuple(map(int, values)))
-    value, _, version = values[0].partition("@")
-    name = {"a": "append", "w": "write", "r": "read"}[kind]
-    return Step(name, key, None if value == "-" else int(value), version=int(version) if version else None)
+    return Step("list", key, values=tuple(map(int, values))) if kind == "l" else Step("append", key, int(values[0]))
 
 
 def history(text: str) -> list[Operation]:
@@ -63,17 +56,14 @@ def serial_history(seed: int, count: int = 60) -> list[Operation]:
         made: list[Step] = []
         for _ in range(luck.randint(1, 4)):
             key = luck.choice(["x", "y", "z", "v", "w"])
-            is_list, writes = key in "xyz", level == "update" and luck.random() < 0.6
             before = state.get(key, ())
-            if writes:
+            if level == "update" and luck.random() < 0.6:
                 value += 1
                 state[key] = (*before, value)
-                made.append(Step("append" if is_list else "write", key, value))
-            elif is_list:
-                made.append(Step("list", key, values=before))
+                made.append(Step("append", key, value))
             else:
-                made.append(Step("read", key, before[-1] if before else None, version=len(before) or None))
-        if any(step.kind in ("append", "write") for step in made):
+                made.append(Step("list", key, values=before))
+        if any(step.kind == "append" for step in made):
             if happens:
                 states.append(state)
         elif level == "update":
@@ -82,6 +72,6 @@ def serial_history(seed: int, count: int = 60) -> list[Operation]:
             seen[client] = max(seen[client], len(states) - 1 if level != "session" else base)
         found.append(Operation(number, client, level, begin, end, outcome, tuple(made)))
     last = states[-1]
-    reads = [Step("list", key, values=last.get(key, ())) for key in "xyz"]
+    reads = [Step("list", key, values=last.get(key, ())) for key in "xyzvw"]
     found.append(Operation(count + 1, "end", "final", now + 10, now + 11, "ok", tuple(reads)))
     return found

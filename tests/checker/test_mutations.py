@@ -142,26 +142,6 @@ def miss_own_write(history: History, luck: random.Random) -> bool:
     return True
 
 
-def old_register(history: History, luck: random.Random) -> bool:
-    """Let a strict read of a register return no value, although a write to it was acknowledged before."""
-    first: dict[str, float] = {}
-    for one in history:
-        for step in one.steps:
-            if step.kind == "write" and one.outcome == "ok":
-                first[step.key] = min(first.get(step.key, one.end), one.end)
-    reads = [
-        (one, place)
-        for one in history
-        for place, step in enumerate(one.steps)
-        if one.level == "strict" and step.kind == "read" and step.value and first.get(step.key, one.end) < one.begin
-    ]
-    if not reads:
-        return False
-    operation, place = luck.choice(reads)
-    put(history, with_step(operation, place, Step("read", operation.steps[place].key)))
-    return True
-
-
 MUTATIONS: list[Callable[[History, random.Random], bool]] = [
     forget_one,
     repeat_one,
@@ -170,7 +150,6 @@ MUTATIONS: list[Callable[[History, random.Random], bool]] = [
     look_back,
     look_ahead,
     miss_own_write,
-    old_register,
 ]
 
 

@@ -1,4 +1,4 @@
-"""The clients' workload: small transactions on a few lists and registers, some of them hot, and a record of the
+"""The clients' workload: small transactions on a few lists, some of them hot, and a record of the
 answers.
 
 Lists have three forms, which conflict in different ways: one growing text in one row; one row for each value, in a
@@ -34,7 +34,6 @@ SCHEMA = (
     "SELECT new.box, coalesce(max(place), 0) + 1, new.added FROM parts WHERE box = new.box; END",
     "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 1999) "
     "INSERT INTO owners(id, name, box, added) SELECT i + 1, 'j' || i, (i + 1) * 1000, NULL FROM n",
-    "CREATE TABLE registers(key TEXT PRIMARY KEY, value INTEGER NOT NULL, version INTEGER NOT NULL)",
 )
 APPEND = {
     "t": (
@@ -47,16 +46,11 @@ APPEND = {
         "SELECT o.box, coalesce((SELECT max(place) FROM parts p WHERE p.box = o.box), 0) + 1, ?2 "
         "FROM owners o WHERE o.name = ?1"
     ),
-    "r": (
-        "INSERT INTO registers(key, value, version) VALUES (?1, ?2, 1) "
-        "ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = version + 1"
-    ),
 }
 READ = {
     "t": "SELECT items FROM texts WHERE key = ?",
     "i": "SELECT value FROM items WHERE key = ? ORDER BY place",
     "j": "SELECT p.value FROM owners o JOIN parts p ON p.box = o.box WHERE o.name = ? ORDER BY p.place",
-    "r": "SELECT value, version FROM registers WHERE key = ?",
 }
 MOVE = "UPDATE owners SET box = box + 1, added = ?2 WHERE name = ?1"  # another way to append to a list of the sort j
 MOVES = 4  # one of this many appends to lists of the sort j is a MOVE
@@ -258,10 +252,10 @@ class Workload:
     def _draw_step(self, luck: random.Random, writes: bool) -> Step:
         key = self.keys.draw(luck)
         if not writes:
-            return Step("read" if key[0] == "r" else "list", key)
+            return Step("list", key)
         self._values += 1
         self.keys.wrote(key)
-        return Step("write" if key[0] == "r" else "append", key, self._values)
+        return Step("append", key, self._values)
 
 
 def _statement(step: Step) -> tuple[str, list[str | int]]:
@@ -286,14 +280,5 @@ def _seen(step: Step, rows: Rows) -> Step:
 
 def read_step(key: str, rows: list[tuple[int | str, ...]]) -> Step:
     """Return the step that the rows of a statement in ``READ`` show for a key."""
-    match key[0]:
-        case "t":
-            texts = [str(items) for (items,) in rows]
-            return Step("list", key, values=tuple(int(value) for text in texts for value in text.split(",")))
-        case "i" | "j":
-            return Step("list", key, values=tuple(int(value) for (value,) in rows))
-        case _:
-            value, version = rows[0] if rows else (None, None)
-            return Step(
-                "read", key, None if value is None else int(value), version=None if version is None else int(version)
-            )
+    texts = [text for (found,) in rows for text in str(found).split(",")]
+    return Step("list", key, values=tuple(map(int, texts)))

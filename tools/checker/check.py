@@ -20,7 +20,6 @@ from tools.checker.evidence import RW, WR, WW, Edge, Evidence, Finding, collect
 from tools.checker.history import HistoryError, Operation, read_history
 from tools.checker.lists import judge_lists
 from tools.checker.order import SESSION, TIME, Cycle, Graph, add_session, add_time, close, data_graph, knots, path
-from tools.checker.registers import judge_registers
 
 TRIES = 200  # first edges that a search tries in a knot; a knot in which no search finds a cycle is a finding, too
 Kinds = frozenset[str]
@@ -69,7 +68,6 @@ def check(history: Iterable[Operation]) -> Report:
     """
     evidence = collect(history)
     judge_lists(evidence)
-    judge_registers(evidence)
     happened = [evidence.operations[one] for one in sorted(evidence.happened)]
     strict = _judge_all(evidence, [one for one in happened if one.level != "session"])
     sessions = 0

@@ -1,10 +1,10 @@
-"""The facts that lists and registers share: the writer of each value, and the operations that took effect."""
+"""The facts about a history that need no order: the writer of each value, and the operations that took effect."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tools.checker.history import WRITES, HistoryError, Operation
+from tools.checker.history import APPEND, HistoryError, Operation
 
 WW, WR, RW = "ww", "wr", "rw"
 
@@ -60,23 +60,19 @@ class Evidence:
         found = self.writers.get(key, {}).get(value)
         return None if found is None else found[0]
 
-    def judge_value(self, reader: Operation, key: str, value: int) -> bool:
-        """Return whether a transaction that may be committed wrote a value that was read; add a finding if not."""
+    def judge_value(self, reader: Operation, key: str, value: int) -> None:
+        """Add a finding if no transaction that may be committed wrote a value that was read."""
         writer = self.writer(key, value)
         if writer is None:
             self.find(
                 "value from nowhere", f"T{reader.id} read {value} in {key}, which no transaction wrote", reader.id
             )
-            return False
-        if self.operations[writer].outcome != "fail":
-            return True
-        if reader.level == "final":
+        elif self.operations[writer].outcome == "fail" and reader.level == "final":
             text = f"{value} is in {key} at the end, and T{writer} was told that it did not happen"
             self.find("rolled back but present", text, writer)
-        else:
+        elif self.operations[writer].outcome == "fail":
             text = f"T{reader.id} read {value} in {key} from T{writer}, which did not happen"
             self.find("G1a (aborted read)", text, reader.id, writer)
-        return False
 
     def judge_last(self, reader: Operation, key: str, value: int) -> None:
         """Add a finding if the newest value that was read of a key is not the last one that its writer wrote there."""
@@ -97,24 +93,21 @@ def collect(history: Iterable[Operation]) -> Evidence:
     """Return the writers of all values, and the operations that happened.
 
     Raises:
-        HistoryError: two operations have one id or wrote the same value, or a key is a list and a register.
+        HistoryError: two operations have one id, or appended the same value.
     """
     evidence = Evidence({})
-    kinds: dict[str, bool] = {}
     for operation in history:
         if operation.id in evidence.operations:
             raise HistoryError(f"two operations have the id {operation.id}")
         evidence.operations[operation.id] = operation
         left: dict[str, int] = defaultdict(int)
         for step in reversed(operation.steps):
-            if kinds.setdefault(step.key, step.kind in ("append", "list")) != (step.kind in ("append", "list")):
-                raise HistoryError(f"T{operation.id}: {step.key} is a list and a register")
-            if step.kind not in WRITES:
+            if step.kind != APPEND:
                 continue
             assert step.value is not None
             values = evidence.writers.setdefault(step.key, {})
             if step.value in values:
-                raise HistoryError(f"T{operation.id}: {step.value} was written to {step.key} by another operation")
+                raise HistoryError(f"T{operation.id}: {step.value} was appended to {step.key} by another operation")
             values[step.value] = (operation.id, left[step.key])
             left[step.key] += 1
     for operation in evidence.operations.values():
@@ -122,9 +115,7 @@ def collect(history: Iterable[Operation]) -> Evidence:
             continue
         evidence.happened.add(operation.id)
         for step in operation.steps:
-            if step.kind in WRITES:
-                continue
-            for value in (*step.values, *((step.value,) if step.value is not None else ())):
+            for value in step.values:
                 writer = evidence.writer(step.key, value)
                 if writer is not None and evidence.operations[writer].outcome == "unknown":
                     evidence.happened.add(writer)

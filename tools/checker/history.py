@@ -1,14 +1,12 @@
 """Histories: the operations of clients, with times and answers, one JSON line each.
 
-An operation is a transaction of a few steps. Its times are seconds on one clock. All written values are integers, and
-no two writes to a key have the same value, so a value that was read identifies its write.
+An operation is a transaction of a few steps, each on one list. Its times are seconds on one clock. All values are
+integers, and no two appends to a list have the same value, so a value that was read identifies its append.
 
 The forms of the steps in the file:
 
 - ``["append", key, value]`` puts a value at the end of a list
 - ``["list", key, [values]]`` reads a list
-- ``["write", key, value]`` sets a register; a fourth element, if known, is the new version
-- ``["read", key, value, version]`` reads a register; value and version are null if it was never written
 
 Outcomes: ``ok``: it happened; ``fail``: the database answered that it did not happen; ``unknown``: it may have
 happened, or may still happen. The reads of an operation that is not ``ok`` mean nothing.
@@ -22,8 +20,7 @@ from typing import Any
 
 OUTCOMES = ("ok", "fail", "unknown")
 LEVELS = ("update", "strict", "session", "final")
-WRITES = ("append", "write")
-KINDS = (*WRITES, "list", "read")
+APPEND, LIST = "append", "list"
 
 
 class HistoryError(Exception):
@@ -32,23 +29,20 @@ class HistoryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An access of a transaction to one key."""
+    """An access of a transaction to one list."""
 
-    kind: str  # ``append``, ``list``, ``write`` or ``read``
-    key: str  # the list or the register; no key is both
-    value: int | None = None  # the written value
-    values: tuple[int, ...] = ()  # the values of a list that was read
-    version: int | None = None  # the version of a register, counted by the database
+    kind: str  # ``append`` or ``list``
+    key: str  # the list
+    value: int | None = None  # the value that was appended
+    values: tuple[int, ...] = ()  # the values that were read
 
     def __str__(self) -> str:
-        shown = list(self.values) if self.kind == "list" else self.value
-        return f"{self.kind} {self.key} {shown}" + (f" (version {self.version})" if self.version is not None else "")
+        kind, key, shown = self.pack()
+        return f"{kind} {key} {shown}"
 
     def pack(self) -> list[Any]:
         """Return the step in the form of the file."""
-        if self.kind == "list":
-            return [self.kind, self.key, list(self.values)]
-        return [self.kind, self.key, self.value] + ([self.version] if self.version is not None else [])
+        return [self.kind, self.key, list(self.values) if self.kind == LIST else self.value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +109,7 @@ def _read(path: Path) -> Iterator[Operation]:
 
 
 def _unpack(packed: list[Any]) -> Step:
-    kind, key, value, *rest = packed
-    if kind not in KINDS:
+    kind, key, value = packed
+    if kind not in (APPEND, LIST):
         raise ValueError(f"there is no step {kind!r}")
-    if kind == "list":
-        return Step(kind, key, values=tuple(value))
-    return Step(kind, key, value, version=rest[0] if rest else None)
+    return Step(kind, key, values=tuple(value)) if kind == LIST else Step(kind, key, value)

@@ -66,9 +66,6 @@ def _judge_reads(evidence: Evidence, key: str, known: _Key) -> None:
             text = f"T{reader} read {list(values)} in {key}, and T{known.longest_by} read {list(known.longest)}"
             evidence.find("incompatible order", text, reader, known.longest_by)
         for value in values:
-            writer = evidence.writer(key, value)
-            if writer is not None and evidence.operations[writer].outcome != "fail":
-                continue
             if (operation.level, value) not in said:  # later lists have the same wrong value: report it once
                 said.add((operation.level, value))
                 evidence.judge_value(operation, key, value)

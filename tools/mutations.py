@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 
 from tools.editing import Fault, in_force
+from tools.faulty import FAULTS
 from tools.modelcheck.guided import ALL
 from tools.modelcheck.way import search
-from tools.sim.faulty import FAULTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 

@@ -19,7 +19,7 @@ from bedrockish_journal.model.vector import Vector
 from tests.core.net import Net, add
 from tests.core.test_member_changes import CLOCK, WALL, One, commit, membership, transaction
 from tools.editing import in_force
-from tools.sim.faulty import FAULTS
+from tools.faulty import FAULTS
 
 TELLS_COMMITS = (Commit, Entries)
 ASKS_FEW = Settings()  # a BEGIN goes first to the voters that a quorum needs

@@ -5,6 +5,7 @@ from collections import defaultdict
 import pytest
 
 from tests.core.net import Net
+from tools.faulty import FAULTS
 from tools.modelcheck.__main__ import main
 from tools.modelcheck.explore import Explorer, ScriptError
 from tools.modelcheck.facts import Facts
@@ -15,7 +16,6 @@ from tools.modelcheck.place import Place
 from tools.modelcheck.scopes import ALONE, MEET, Limits, Scope, at
 from tools.modelcheck.way import search
 from tools.mutations import Hunter
-from tools.sim.faulty import FAULTS
 
 NO_END = 1e6  # seconds: these scopes are small, and a busy machine may take its time
 SMALL = {

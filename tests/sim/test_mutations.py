@@ -10,8 +10,8 @@ import pytest
 from bedrockish.core.state import roster
 from tests.traces.grammar import play
 from tools.editing import fault, in_force
+from tools.faulty import FAULTS
 from tools.mutations import Hunter, main
-from tools.sim.faulty import FAULTS
 from tools.sim.options import Options
 from tools.sim.world import LawBrokenError, World
 

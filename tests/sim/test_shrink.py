@@ -1,8 +1,8 @@
 """A failing world becomes a small one that fails alike."""
 
 from tools.editing import in_force
+from tools.faulty import FAULTS
 from tools.mutations import options_of
-from tools.sim.faulty import FAULTS
 from tools.sim.options import Options
 from tools.sim.shrink import Shrinker
 from tools.simulate import run_seed

@@ -13,9 +13,9 @@ from bedrockish.core.recovery import judge, recovery
 from bedrockish.core.replica import apply_queue, safe_time, times, voter
 from bedrockish.core.state import pending, roster, state, votes
 from tools.editing import Fault, caught_in, fault
+from tools.faulty_uses import DUELS, USES
 from tools.modelcheck import place
 from tools.sim import disk, machine
-from tools.sim.faulty_uses import DUELS, USES
 
 _State, _Coordinator, _Voter, _Recovery = state.State, coordinator.Coordinator, voter.Voter, recovery.Recovery
 _SafeTime, _ApplyQueue, _Rollbacks = safe_time.SafeTime, apply_queue.ApplyQueue, rollback.Rollbacks

@@ -8,7 +8,7 @@ end or their timeout, and their answers are dropped.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -111,8 +111,8 @@ class _Session:
         self._by_column = link.remote.info.get(wire.BY_COLUMN) is True
         self._in_flight = self._kept = 0  # running calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
-        # Calls whose tasks are started and have not run yet.
-        self._begun: deque[tuple[wire.Call, int, RemainingSteps[Answer] | None]] = deque()
+        # Calls whose tasks are started and have not run yet, with their sizes and their remaining steps.
+        self._begun: deque[tuple[wire.Call, int, Callable[[], Awaitable[Answer]] | None]] = deque()
         self._explaining: dict[int, trio.CancelScope] = {}  # by call
         self._until: float | None = None  # in ``_start_calls``: the time until which steps may run without a task
 
@@ -208,10 +208,13 @@ class _Session:
             self._start_soon(call, size, None)
 
     def _cancel(self, asked: Mapping[str, Any]) -> None:
-        call = asked.get("call")
+        call, command = asked.get("call"), asked.get("command")
         if type(call) is int and call in self._explaining:
             self._explaining[call].cancel()
-        self._node.cancel(self._link, asked.get("command"))
+        for place, (one, size, rest) in enumerate(self._begun):
+            if rest is None and _is_meant(one, call, command):
+                self._begun[place] = one, size, partial(self._end_cancelled, one)
+        self._node.cancel(self._link, command)
 
     def _start_soon(self, call: wire.Call, size: int, rest: RemainingSteps[Answer] | None) -> None:
         self._begun.append((call, size, rest))
@@ -279,7 +282,7 @@ class _Session:
                 found = rest or self._step(call)
                 reply = wire.Answered(call.id, found if isinstance(found, Answer) else await found())
             else:
-                reply = wire.Told(call.id, await self._answer_data(call))
+                reply = wire.Told(call.id, await (self._answer_data(call) if rest is None else rest()))
         except Exception as error:
             reply = wire.Failed(call.id, self._failed(call, error))
         finally:
@@ -319,6 +322,14 @@ class _Session:
             raise cancelled("the explanation")
         finally:
             self._explaining.pop(number, None)  # the client may have used a number twice
+
+    async def _end_cancelled(self, call: wire.Call) -> Answer:
+        """End a call that was cancelled before its task ran, and the transaction of its statement."""
+        if not isinstance(call, wire.Step):
+            raise cancelled("the explanation")
+        name = call.request.command
+        self._node.transactions.cancel(self._link, name, waits=True)
+        raise cancelled(f"transaction {name}")
 
     def _failed(self, call: wire.Call, error: Exception) -> BedrockishError:
         if isinstance(error, BedrockishError) and not isinstance(error, DamagedError):
@@ -378,6 +389,13 @@ class _Session:
                 self._link.send_nowait(wire.encode_reply(reply))
         except LocalProtocolError as error:  # the answer is longer than a frame
             self._link.send_nowait(wire.encode_reply(wire.Failed(reply.id, _too_large(reply, error))))
+
+
+def _is_meant(call: wire.Call, number: object, command: object) -> bool:
+    """Return whether a cancellation with these fields means a call."""
+    if isinstance(call, wire.Step):
+        return call.op == wire.STATEMENTS and call.request.command == command
+    return isinstance(call, wire.Ask) and call.op == wire.EXPLAIN and call.id == number
 
 
 def _long(payload: bytes) -> int:

@@ -14,7 +14,9 @@ from bedrockish.api.wire import (
     CANCEL,
     CLOSE,
     COMMIT,
+    EXPLAIN,
     ROLLBACK,
+    STATEMENTS,
     STREAM,
     Ask,
     Execute,
@@ -116,6 +118,30 @@ async def test_cancellations_whose_answers_are_not_read_are_bounded(monkeypatch:
     assert len(cancelled) == 10
 
 
+async def test_calls_cancelled_before_their_tasks_run_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls and their cancellations arrive together; each call would otherwise run to its time limit."""
+    monkeypatch.setattr(client_session, "AT_ONCE_S", -1.0)  # each step has a task
+    noting, node = _Noting(), ScriptedNode()
+    node.transactions, node.cancel = noting, lambda *_: None  # type: ignore[attr-defined]
+    one = (Statement("SELECT 1"),)
+    async with session(node) as (link, _):
+        calls: tuple[Step | Ask, ...] = (
+            Step(1, Request("tx", one), STATEMENTS),
+            Ask(2, EXPLAIN, one[0]),
+            Step(3, Request("other", one), STATEMENTS),
+            *(Ask(number, CANCEL, asked={"command": "tx"}) for number in (4, 5)),
+            Ask(6, CANCEL, asked={"call": 2}),
+        )
+        link.send_many_nowait(encode_call(one) for one in calls)
+        found = {reply.id: reply for reply in [decode_reply(await link.receive()) for _ in calls]}
+    for number in (1, 2):
+        reply = found[number]
+        assert isinstance(reply, Failed)
+        assert "was cancelled by its caller" in reply.error.message
+    assert noting.cancelled == ["tx"]
+    assert noting.seen == [(STATEMENTS, "other")]
+
+
 async def test_command_of_a_disconnected_client_runs_to_its_end() -> None:
     release, ended = trio.Event(), trio.Event()
     node = ScriptedNode()
@@ -162,6 +188,11 @@ class _Noting:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
+        self.cancelled: list[object] = []  # the transactions whose waiting statements were cancelled
+
+    def cancel(self, _owner: object, name: object, *, waits: bool) -> None:
+        assert waits
+        self.cancelled.append(name)
 
     def begin(self, _owner: object, op: str, request: Request) -> Answer | steps.RemainingSteps[Answer]:
         async def rest() -> Answer:

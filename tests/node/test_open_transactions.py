@@ -95,6 +95,22 @@ async def test_transaction_goes_on_after_an_analyze(
         assert runtime.engine.schema_version == 2
 
 
+async def test_transaction_is_cancelled_before_the_task_of_its_statement_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction has a workspace of its own, which the cancellation closes."""
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await run_in(runtime, "tx", BEGIN)
+        await run_in(runtime, "tx", STATEMENTS, NUMBERS)
+        await runtime.submit(request("INSERT INTO t VALUES (9000, 0)", "other"))  # it needs the writing connection
+        await run_in(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")
+        rest = step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")
+        assert not isinstance(rest, Answer)
+        runtime.transactions.cancel(OWNER, "tx")
+        with pytest.raises(DeadlineError, match="was cancelled by its caller"):
+            await rest()
+
+
 @pytest.mark.parametrize(
     ("before", "change"),
     [

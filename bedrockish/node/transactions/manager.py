@@ -170,10 +170,13 @@ class Transactions:
         for tx in [one for one in self._open.values() if one.owner is owner and not (one.commits and one.busy)]:
             self._end(tx, UnavailableError("the client has gone; the transaction did not happen"))
 
-    def cancel(self, owner: object, name: object) -> None:
-        """End the transaction of this name if it runs a statement, for whose answer its client no longer waits."""
+    def cancel(self, owner: object, name: object, *, waits: bool = False) -> None:
+        """End the transaction of this name if it runs a statement, for whose answer its client no longer waits.
+
+        ``waits``: whether the statement waits in the client's session.
+        """
         tx = self._open.get(name) if isinstance(name, str) else None
-        if tx is not None and tx.owner is owner and tx.busy and not tx.commits:
+        if tx is not None and tx.owner is owner and (tx.busy or waits) and not tx.commits:
             self._end(tx, cancelled(f"transaction {name}"))
 
     def end_owner(self, owner: object) -> None:

@@ -14,7 +14,7 @@ from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish.errors import BedrockishError, UnavailableError, transaction_ended
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.callers import has_room
 from bedrockish.node.transactions.open import OpenTransaction
@@ -104,6 +104,8 @@ class OwnWorkspace(WorkspacePlace):
         return (yield from self._commit_rows(tx, (yield from self._finish(tx)), last))
 
     async def _run(self, work: TransactionWork, texts: StatementList) -> int:
+        if work.ended:  # before this task began
+            raise transaction_ended()
         moved = work.workspace
         assert isinstance(moved, GrownTransaction)
         assert work.sets is not None

@@ -169,7 +169,7 @@ class Printer:
         try:
             leader, tick, txid = decode_label(label)[:3]
         except EntryMalformedError:
-            return "what is no entry"
+            return "a malformed entry"
         return f"{leader}{tick} {self.name(txid)}"
 
     def _names(self, txids: Iterable[Txid]) -> str:

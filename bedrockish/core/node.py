@@ -377,7 +377,7 @@ class Node:
         is_over = not (votes.by_txid or votes.outcomes or votes.done or votes.comparing or state.schema.scheduled)
         is_asking = self.coordinator.replies.in_flight or self.reading.questions or self.recovery.rounds
         is_fetching = queue.gaps or any(queue.waiting.values()) or self.staging.incomplete or state.pieces.assembling
-        # A leader refuses a transaction while safe time is a conflict window behind, as at the start of a cluster.
+        # While safe time is a conflict window behind, as at the start of a cluster, no leader begins a transaction.
         is_safe = state.clock.read() < moved(state.clock.safe, state.settings.conflict_window_ms // 2)
         return (
             is_over

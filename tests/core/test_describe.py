@@ -57,7 +57,7 @@ MESSAGES: list[tuple[say.Message, str]] = [
     (say.Gossip({"A": 1}, 1 << 22, 5, 0, "", 0, 0), "GOSSIP [1, 0, 0, 0, 0] closed 1ms+0 cut 0ms+5"),
     (say.Fetch({"C": 2, "A": 1}, 9), "FETCH A1…, C2…"),
     (say.Entries(((GENESIS, ENTRY.label, BODY),), 0), "ENTRIES A4 Alice"),
-    (say.Entries(((GENESIS, b"?", BODY),), 0), "ENTRIES what is no entry"),
+    (say.Entries(((GENESIS, b"?", BODY),), 0), "ENTRIES a malformed entry"),
     (say.Entries((), 0), "ENTRIES none"),
     (say.Offer(3, ((bytes(32), 7), (b"x" * 32, 5)), 0), "OFFER 3: 12 bytes in 2 pieces"),
     (say.Offer(3, (), 0), "OFFER 3 is over"),

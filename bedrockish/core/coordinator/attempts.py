@@ -31,8 +31,9 @@ class Attempt:
 
     ``promised``: a voter has promised the transaction to a recovery. ``counting``: approvals are still counted; False
     once we have given the transaction up, or promised it to a recovery. ``rest``: the voters that are sent its BEGIN
-    only when the first ones are late. ``is_group``: some of its commands only have their batch in common. ``repeat``:
-    when to send its BEGIN again. ``trace``: the trace of the first recorded request among its requests.
+    only when the first ones are late. ``is_group``: some of its commands share it only because they arrived in the
+    same batch. ``repeat``: when to send its BEGIN again. ``trace``: the trace of the first recorded request among its
+    requests.
     """
 
     transaction: Transaction
@@ -55,7 +56,7 @@ class Attempt:
     def share(self, inflight: InFlight) -> None:
         """Add a request that shares the transaction."""
         self.numbers.append(inflight.number)
-        # Requests that only have their batch in common form a group, which ``CommandGroups`` divides after a reject.
+        # Requests that only arrived in the same batch form a group, which ``CommandGroups`` divides after a reject.
         self.is_group = self.is_group or inflight.is_free
         self.trace = self.trace or inflight.request.trace
         inflight.attempts += 1
@@ -158,10 +159,10 @@ class Attempts:
         """Return the facts that must be durable before a first BEGIN leaves; None if all writes and our vote must be.
 
         A leader that loses its vote in a crash has also lost the approvals, so it can never commit the transaction, and
-        may approve a rival. Only a recovery could be misled: it may count out a silent leader, because a leader must
-        hold its own transaction (J6). With four voters or fewer no recovery does that; with more, BEGIN waits for the
-        vote. Two facts must be durable: the clock, because the txid contains it, and the leader's own commits in the
-        base. All else in a BEGIN stays true after a crash.
+        may approve a rival. Only a recovery could be misled: it may conclude that a silent leader of a pending
+        transaction has approved no rival, because a leader holds its own transaction (J6). With four voters or fewer no
+        recovery concludes that; with more, BEGIN waits for the vote. Two facts must be durable: the clock, because the
+        txid contains it, and the leader's own commits in the base. All else in a BEGIN stays true after a crash.
         """
         state = self.state
         # Changes of the schema and of the members are rare enough to wait. The rollbacks that a BEGIN carries are only

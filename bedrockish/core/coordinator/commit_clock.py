@@ -95,9 +95,10 @@ class ClockQuorum:
     def fits(self, clock: int, begun: int) -> bool:
         """Return whether a clock that this node has told a client can become the clock of that client's transaction.
 
-        The clock has to be later than closed time here, and than every end of our transactions: by clause V10,
-        only a transaction that began after a rollback may rely on the rollback. No earlier attempt may have used the
-        clock. The executor has already checked that the clock is later than everything that the transaction has seen.
+        The clock has to be later than closed time here, and than the clock at which this node learned the last rollback
+        of one of its transactions: by clause V10, only a transaction that began after a rollback may rely on the
+        rollback. No earlier attempt may have used the clock. The executor has already checked that the clock is later
+        than everything that the transaction has seen.
 
         Args:
             clock: the clock that the client got.

@@ -439,10 +439,10 @@ class Coordinator:
         # that its snapshot lacks may have left the window.
         if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):
             inflight.refusal = requests.no_safe_time(state)
-            return Pause(20)  # this node has just started: voters would reject its BEGIN as TOO OLD
+            return Pause(20)  # until safe time has caught up, for example after the start of this node
         if state.clock.follows_wall and not state.knows_wall:
             inflight.refusal = requests.no_time(state)
-            return Pause(20)  # without a wall, a new cluster's first commits would have clocks of 1970
+            return Pause(20)  # without a wall clock, a new cluster's first commits would have clocks of 1970
         inflight.refusal = ""
         obstacle = self._certify(inflight, prepared)
         if obstacle is None:

@@ -53,9 +53,9 @@ class QuickestVoters:
         self._usual_s[node] = usual_s + WEIGHT * (took_s - usual_s)
 
     def note_late(self, node: str, late_s: float) -> None:
-        """Record a voter's silence of ``late_s`` seconds; it counts twice, because the answer is still to come.
+        """Raise a voter's usual time to at least twice its silence of ``late_s`` seconds: its answer is still to come.
 
-        The voters that are asked only now would otherwise seem slower: their answers, too, are timed from the first
-        question.
+        Otherwise the remaining voters, which are asked only now, would seem slower than the silent one: their answers
+        are timed from the first question, too.
         """
         self._usual_s[node] = max(self._usual_s.get(node, 0.0), 2 * late_s)

@@ -316,7 +316,7 @@ class Reading:
         if not state.roster.certifies_reads:
             return
         if not covers(message.vector, state.commit_window.floor):
-            return  # commits that the base lacks are dropped here; too few answers let the read be executed again
+            return  # commits that the base lacks have left the window; without a majority the read is executed again
         base = message.vector
         others = self._others_outside(base) if asks_every_key else self._conflicting(base, access_set)
         # A read of the cluster's own tables waits for all transactions that are named. For another read one conflict is

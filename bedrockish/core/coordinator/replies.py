@@ -43,7 +43,8 @@ class Replies:
 
     def activated(self, txid: Txid, failure: str) -> None:
         """Answer the requests for a schema change that came into force, or, with ``failure``, that the data forbade."""
-        # Otherwise a client that is answered here could begin its next schema change before the changes that wait.
+        # Without this turn, a client that is answered here could begin its next schema change before the changes that
+        # wait.
         self.contention.turns.reserve(txid, CHANGES)
         for inflight in self.schema_barrier.activated(txid):
             assert inflight.answer is not None

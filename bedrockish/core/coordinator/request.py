@@ -195,8 +195,8 @@ class InFlight:
         the beginning.
         """
         more_s = self.request.longest_s - self.request.timeout_s
-        # Another node may be quicker for a request that waits for others, unless the request has a reservation. And
-        # another node may reach a quorum, if this one cannot send the pieces to a quorum.
+        # A request that waits for others is not extended, unless it has a reservation: another node may be quicker. Nor
+        # is a request whose pieces this node cannot send to a quorum: another node may reach one.
         travels = self.stage is Stage.AHEAD and 1 + len(state.roster.voters_up()) >= state.roster.quorum
         is_at_work = self.stage is Stage.EXECUTING or travels or self.reserves
         if not is_at_work or more_s <= 0 or self.is_long:

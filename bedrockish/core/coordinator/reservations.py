@@ -103,8 +103,8 @@ class Reservations:
             return True
         if inflight.attempts < ATTEMPTS_MIN or self._state.clock.now.seconds - inflight.came < AGE_S_MIN:
             return False
-        # Changes of the schema are excluded, by their kind or by their range of clocks: a rejected one leaves more time
-        # until it comes into force.
+        # Changes of the schema are excluded, by their kind or by their range of clocks: after a rejection, the next
+        # attempt of a change has a longer delay until it comes into force.
         if kind != ROWS or any(low < CLOCKS[1] and CLOCKS[0] < high for low, high in access_set.write_ranges):
             return False
         return access_set.has_ranges or len(without_names(access_set).touched) >= WIDE

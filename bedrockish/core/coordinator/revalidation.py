@@ -126,7 +126,7 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
     if is_old:
         if prepared.kind != ROWS or prepared.clock or not state.schema.fits(prepared.schema):
             return schema_changed()
-        now = 0  # before the statistics that were gathered since, with which it does not conflict
+        now = 0  # the later changes only gathered statistics, and conflict with no transaction of clock 0
     access_set, config = _rests_on(command, prepared, now)
     return overtaken(state, access_set, prepared.base, prepared.spans, config=config)
 

@@ -373,7 +373,8 @@ class CommandGroups:
 
     def note_executed(self, inflight: InFlight) -> None:
         """Record that a group's first request is executed now; the group waits only until the execution ends."""
-        # Only requests that were merely batched can go on then; those for the same key wait for the first one's end.
+        # Then the requests that were merely batched with it go on; those for the same key wait for the first one to
+        # end.
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight
 

@@ -4,7 +4,7 @@ The contract of every driver: perform the effects of a step in order. Every effe
 ``Keep``, ``Apply``, ``Activate``, ``SavePiece``, ``DropPieces``) goes into one open SQLite transaction; **a Send or a
 Reply leaves only after everything written before it is durable**. The core treats every write as durable at once; this
 rule makes that true for every observer. The only exception is a Send that names, in ``early``, the facts that must be
-durable before it leaves.
+durable before it leaves. To *step* an event is to pass it to ``Node.step``.
 """
 
 from bedrockish.api.requests import Answer

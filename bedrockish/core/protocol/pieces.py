@@ -25,8 +25,8 @@ from bedrockish_journal.model.transaction import Transaction, decode_transaction
 Name = tuple[bytes, int]  # the name of a piece: its sha256 and its size in bytes
 Part = bytes | Name
 HEAD_BYTES = 1024  # the bytes around the stable parts are sent in the message itself, up to this size
-# In each of the two generations of cached cuts: about twice what is offered at a time (``offers.AHEAD_BYTES_MAX``),
-# because the cache has the changes of a transaction, and its body with the changes in it.
+# Most bytes of strings in one generation of cached cuts. Two generations together are twice
+# ``offers.AHEAD_BYTES_MAX``, because the cache has a transaction's changes twice: by themselves, and in its body.
 CACHED_BYTES = 128 << 20
 
 COMMAND = b"c:\0"  # prefix of the command keys that ``certifier.claim`` adds

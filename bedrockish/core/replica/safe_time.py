@@ -38,7 +38,7 @@ class SafeTime:
         self._moved_at = -HURRY_S  # seconds at which ``advance`` last computed the three times
         self._told: tuple[int, int] = (0, 0)  # closed and cut in our last gossip to all
         self._aged: deque[tuple[float, int]] = deque()  # pairs of seconds and the safe time then, oldest first
-        self._due: Txid | None = None  # the schema change for whose activation time is closed early
+        self._due: Txid | None = None  # the schema change up to whose activation this node closes time early
 
     def on_gossip(self, peer: str, message: Gossip) -> None:
         """Record the ticks that a peer has applied, and its closed time and cut."""

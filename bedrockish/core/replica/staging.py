@@ -161,8 +161,8 @@ class Staging:
             for part in one.parts
         )
         state, now = self.state, self.state.clock.now.seconds
-        # Assembling a BEGIN takes a while. Note now up to which clock time could be closed: if the BEGIN's clock
-        # is above it, the BEGIN came in time.
+        # Assembling a BEGIN takes a while. Note the clock up to which time could be closed at this moment: a BEGIN with
+        # a later clock came in time.
         closable = max(state.clock.closed, state.clock.lag.closable(now))
         state.pieces.assembling.append(Assembling(one.peer, parts, closable, now + READING_S))
         state.outbox.emit(Assemble(one.peer, parts))

@@ -85,7 +85,7 @@ class Voter:
         if reason is not None:
             self._reject(txid, reason)
             return
-        # Move the clock up only after V14 has accepted the BEGIN's: from now on our own transactions have later clocks.
+        # Move our clock up only after V14 has accepted that of the BEGIN: our next transactions have later clocks.
         state.clock.adjust(txid.clock)
         for given_up in transaction.rollbacks:  # V5: its leader gave these up before this BEGIN
             if given_up.leader == txid.leader:

@@ -49,7 +49,7 @@ class Clock:
         self.believed_ms = 0  # the wall by most voters' clocks; 0 before that is known
         # How far most voters' walls have leapt ahead, if that is too far for the cluster's clock to follow; else 0.
         self.leap_ms = 0
-        self._pace: int | None = None  # the last believed wall clock, less our monotonic clock
+        self._pace: int | None = None  # the last believed median of the walls, less our monotonic clock
         self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
         self._followed: int | None = None  # the last ``_pace`` at which this clock did not stand still; None: none yet
         # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: a durable bound; no value
@@ -116,8 +116,9 @@ class Clock:
         """Return ``middle``, or the last value returned if the median wall clock has leapt too far ahead.
 
         If the cluster's clock followed a majority whose walls are an hour ahead for a moment, it would then stand still
-        for an hour. While the clock stands still because the walls were set back, a return to the last followed
-        pace does not count as a leap. The walls heard at the start may be up to a year ahead of the clock in the file.
+        for an hour. While the clock stands still because the walls were set back, a return of the median to the
+        last value that the clock followed does not count as a leap. The walls heard at the start may be up to a year
+        ahead of the clock in the file.
 
         Args:
             middle: the median of all known walls, less our monotonic clock, in milliseconds.
@@ -132,7 +133,7 @@ class Clock:
         # A clock of 1970 has never followed a wall: its file is new. A clock that only counts may be years behind.
         if middle - followed > most and self.follows_wall and milliseconds(self.value) > ABSURD_MS:
             self.leap_ms = middle - followed
-            self._pace = followed if pace is None else pace  # without a wall to follow, go on from the file's clock
+            self._pace = followed if pace is None else pace  # no median before: go on from the file's clock
             return self._pace
         self._pace = middle
         if is_start:
@@ -171,8 +172,8 @@ class Clock:
     def is_absurd(self, clock: int) -> bool:
         """Return whether a clock is more than a year ahead of our clock and of most voters' walls: it must be an error.
 
-        Such a clock is not even followed in a promise or an outcome. If one node followed it, all nodes would, and the
-        cluster's clock would stay ahead of all walls for more than a year.
+        No message makes a node follow such a clock, not even a promise or an outcome. If one node followed it, all
+        nodes would, and the cluster's clock would stay ahead of all walls for more than a year.
         """
         # A clock that only counts may be at any value, and is not compared with a wall.
         if not self.follows_wall or not self.believed_ms:

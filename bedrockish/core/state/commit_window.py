@@ -20,8 +20,10 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 EVERYWHERE: list[Place] = [("", 0)]  # a place that every base covers
-FEW = 32  # with ranges: compare with each commit that a base lacks, up to this many; if it lacks more, look up the keys
-FEWER = 2  # as ``FEW``, without ranges: a lookup of the keys costs as much as two comparisons
+# If a base lacks at most this many commits, a conflict test with ranges compares with each of them; if the base lacks
+# more, the test looks up the keys.
+FEW = 32
+FEWER = 2  # the same bound for a test without ranges: a lookup of the keys costs as much as two comparisons
 LATEST = 128  # how many of the newest commits of each timeline are found by their ticks
 KEYS_AT_ONCE = 8_000  # keys that are packed in one step, about 10 ms of work
 MEMBER_CHANGES_MAX = 100

@@ -19,7 +19,7 @@ _OTHERS = "others"
 
 
 class ConflictCount(NamedTuple):
-    """How many conflicts there were."""
+    """The number of conflicts of one kind at one table or index."""
 
     object: str  # ``t:NAME``, ``i:NAME``, or ``others``
     exact: str  # ``key``, ``range`` or ``whole``

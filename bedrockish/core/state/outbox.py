@@ -113,7 +113,7 @@ class Timer(StrEnum):
     RECOVER_AGAIN = "recover_again"  # the transaction
 
 
-DROPPED_MAX = 8  # up to this many dropped timers always stay in the heap
+DROPPED_MAX = 8  # the heap is not made again for this many dropped timers or fewer
 
 
 class Timers:

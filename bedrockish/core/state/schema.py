@@ -14,7 +14,7 @@ class SchemaState:
 
     def __init__(self, version: int) -> None:
         self.version = version  # the version in force here
-        self._alike = version  # the oldest version from which the changes up to the present one only gather statistics
+        self._alike = version  # the oldest version after which every change has only gathered statistics
         self.scheduled: Transaction | None = None  # the change that is applied and not yet in force, or None
 
     def is_behind(self, clock: int) -> bool:

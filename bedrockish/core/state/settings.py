@@ -59,8 +59,9 @@ def approvals_needed(voters: int) -> int:
 def may_count_out(voters: int) -> bool:
     """Return whether a recovery may have to count out a voter that it cannot reach (J6).
 
-    If the leader of the transaction answers, its answer decides. With up to four voters, a majority that does not
-    include the leader includes all other voters, so none of these has to be counted out.
+    To count a voter out is to conclude that it has not approved the transaction of the recovery. If the leader of the
+    transaction answers, its answer decides. With up to four voters, a majority that does not include the leader
+    includes all other voters, so none of these has to be counted out.
     """
     return majority(voters) <= voters - 2
 

@@ -56,8 +56,8 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
     if not change.force and not any(one is not None and one.role == ADMIN for one in users.values()):
         raise _refused(
             "last",
-            "the cluster would have users and no admin among them, who alone can change that; make one first: "
-            "'bedrockish user add URL NAME --role admin', or insist with --force",
+            "the cluster would have users and no admin among them, and only an admin can change users; make one "
+            "first: 'bedrockish user add URL NAME --role admin', or insist with --force",
         )
     return users
 

@@ -19,10 +19,10 @@ from typing import Any
 import hypothesis
 import pytest
 
+from bedrockish_journal.spark.session import why_no_java
 from tests.forked import NODES, close_forks, forks
 from tools import cluster
 from tools.cluster import LocalNode
-from tools.java import ADVICE, find_java
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("unhurried")
@@ -82,8 +82,7 @@ def why_no_spark() -> str | None:
     missing = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} not installed; pip install 'bedrockish[spark]'"
-    java, found = find_java()
-    return None if java else f"{found}; {ADVICE}"
+    return why_no_java() or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -105,9 +105,8 @@ MAY_IMPORT = {
     "tools": "bedrockish bedrockish_journal bedrockish_net tools apsw cbor2 click rich trio",
     "tools/checker": "tools.checker networkx",
     "tools/compliance/django_runner.py": "tools.compliance django",
-    "tools/bootstrap.py": "tools.java",
-    "tools/java.py": "",
-    "tools/check.py": "tools.java",
+    "tools/bootstrap.py": "bedrockish_journal.spark.session",
+    "tools/check.py": "bedrockish_journal.spark.session",
 }
 # The floors of the house, from the ground up. A file looks into its own room and into rooms on floors below; rooms of
 # one line are neighbours that do not know each other. The longest matching name says where a file is.

@@ -1,4 +1,4 @@
-"""The project's own tools: the lock, the search for Java, the data, and the check of the demo."""
+"""The project's own tools: the lock, the data, and the check of the demo."""
 
 import random
 import re
@@ -26,7 +26,6 @@ from tools.cluster import DemoError, LocalCluster, clean_environment
 from tools.demonstration.check import Check, check_file
 from tools.demonstration.cluster import DATABASE
 from tools.demonstration.work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
-from tools.java import find_java
 from tools.lock import markers
 from tools.scenarios import etcd, galera
 from tools.scenarios.engine import measure
@@ -118,28 +117,6 @@ def test_every_scenario_imports_only_installed_packages() -> None:
     command = [sys.executable, "-P", "-c", IMPORT_WITHOUT, " ".join(sorted(absent)), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("said", "good"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15', True),
-        ('openjdk version "21" 2023-09-19', True),
-        ('java version "1.8.0_202"', False),
-        ('openjdk version "11.0.2" 2019-01-15', False),
-        ("nothing of the kind", False),
-    ],
-)
-def test_java_is_judged_by_its_version(said: str, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java 17 and newer is accepted; the error names an older one."""
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
-    java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    path, found = find_java()
-    assert (path is not None) is good
-    assert str(java) in found
 
 
 def test_demo_data_is_sound() -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "journal"))
 
-from tools.java import ADVICE, find_java  # noqa: E402  (the package is found only from here on)
+from bedrockish_journal.spark.session import why_no_java  # noqa: E402  (the package is found only from here on)
 
 LOCK = ROOT / "tools" / "requirements.lock"
 STAMP = "bedrockish-complete"
@@ -60,16 +60,15 @@ def read_lock() -> dict[str, list[str]]:
 
 def wanted_groups(program: str, arguments: list[str]) -> list[str]:
     """Return the groups of packages that a program needs; without Java, print what the program will leave out."""
-    java, found = find_java()
     helping = "--help" in arguments or "-h" in arguments
     if program == "test":
-        if java is None:
-            say(f"NOTE: {found}: the Spark tests will be SKIPPED; {ADVICE}")
+        if why := why_no_java():
+            say(f"NOTE: the Spark tests will be SKIPPED: {why}")
         return ["runtime", "spark", "dev", "programs"]
     if program in ("bench", "simulate") or "--no-audit" in arguments or helping:
         return ["runtime"]
-    if java is None:
-        say(f"NOTE: {found}: the demo leaves out its audit in Spark; {ADVICE}")
+    if why := why_no_java():
+        say(f"NOTE: the demo leaves out its audit in Spark: {why}")
         return ["runtime"]
     return ["runtime", "spark"]
 

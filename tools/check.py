@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tools.java import ADVICE, find_java
+from bedrockish_journal.spark.session import why_no_java
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 75 * 60  # a longer phase is stopped, before continuous integration stops the whole run without a report
@@ -50,9 +50,8 @@ def main() -> int:
     pytest = ["pytest", *SHARED, *(a for a in arguments if a != "--quick")]
     if "--quick" in arguments:
         pytest += ["-m", "not cluster and not spark"]
-    java, found = find_java()
-    if java is None:
-        print(f"=== NOTE: the Spark tests will be SKIPPED: {found}; {ADVICE}", flush=True)
+    if why := why_no_java():
+        print(f"=== NOTE: the Spark tests will be SKIPPED: {why}", flush=True)
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     done = [

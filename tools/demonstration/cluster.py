@@ -17,10 +17,10 @@ from rich.console import Console
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError
 from bedrockish.transfer.load_database import load
+from bedrockish_journal.spark.session import why_no_java
 from tools.cluster import DemoError, LocalCluster, LocalNode, clean_environment, local_cluster, unwrap
 from tools.demonstration.check import Check, check_cluster, check_files, print_checks
 from tools.demonstration.work import Work, open_accounts
-from tools.java import find_java
 
 ROOT = Path(__file__).resolve().parents[2]
 DATABASE = ROOT / "tools" / "data" / "timezones.sqlite"
@@ -136,11 +136,10 @@ def audit(console: Console, files: list[str], wanted: bool) -> list[Check]:
     """Verify the journals, and audit them in Spark if ``wanted`` is true and Java is installed."""
     console.print("[bold]5.[/] bedrockish journal verify")
     checks = [run_command(console, "the journals verify", ["journal", "verify", *files])]
-    java, found = find_java()
     if not wanted:
         console.print("[bold]6.[/] the audit in Spark was not wanted")
-    elif java is None:
-        console.print(f"[bold]6.[/] [yellow]the audit in Spark is left out:[/] {found}; Java 17 or newer is needed")
+    elif why := why_no_java():
+        console.print(f"[bold]6.[/] [yellow]the audit in Spark is left out:[/] {why}")
     else:
         console.print("[bold]6.[/] bedrockish audit: the same files in Apache Spark")
         checks.append(run_command(console, "the audit in Spark finds nothing", ["audit", "--engine", "spark", *files]))

@@ -44,28 +44,33 @@ class SparkUnavailableError(JournalError):
     """Raised when Spark, pyarrow or Java is missing or too old. Install what the message names."""
 
 
-def check_java() -> int:
-    """Return the major version of the Java runtime that Spark would use.
+def why_no_java() -> str:
+    """Return why Spark would find no Java that it can use, with the remedy; empty if it finds one."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    needed = f"Spark needs Java {JAVA_LEAST} or later"
+    if java is None or not os.access(java, os.X_OK):
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
+        return f"{needed}, and {where}; {_HOW}"
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{java} does not run ({error}); {needed}; {_HOW}"
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    if found is None:
+        return f"{java} does not say its version; {needed}; {_HOW}"
+    major = int(found[2] or 0) if found[1] == "1" else int(found[1])
+    return f"{java} is Java {major}; {needed}; {_HOW}" if major < JAVA_LEAST else ""
+
+
+def check_java() -> None:
+    """Check that Spark finds a Java that it can use.
 
     Raises:
         SparkUnavailableError: Java is missing, or older than 17.
     """
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if java is None or not os.access(java, os.X_OK):
-        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
-        raise SparkUnavailableError(f"Spark needs Java {JAVA_LEAST} or later, and {where}; {_HOW}")
-    try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SparkUnavailableError(f"{java} does not run ({error}); Spark needs Java {JAVA_LEAST}; {_HOW}") from error
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', said)
-    if found is None:
-        raise SparkUnavailableError(f"{java} does not say its version; Spark needs Java {JAVA_LEAST} or later; {_HOW}")
-    major = int(found[2] or 0) if found[1] == "1" else int(found[1])
-    if major < JAVA_LEAST:
-        raise SparkUnavailableError(f"{java} is Java {major}; Spark needs {JAVA_LEAST} or later; {_HOW}")
-    return major
+    if why := why_no_java():
+        raise SparkUnavailableError(why)
 
 
 def check_installed(*packages: str) -> None:

@@ -148,14 +148,13 @@ def rooms() -> list[str]:
 
 def laws() -> list[str]:
     """Return the table of the laws and of the programs that check each."""
-    options = {TABLES: ("with `--tables`", "with `--replay`"), ANCHORS: ("with `--anchor`",)}
+    options = {TABLES: "with `--tables`", ANCHORS: "with `--anchor`"}
     lines = [
         "| law | what holds | it needs | `verify` | `audit` | simulator |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for law in LAWS:
-        walked = options.get(law.needs, ("yes",))[0]
-        asked = options.get(law.needs, ("yes",))[-1]
+        walked, asked = options.get(law.needs, "yes"), "no" if law.needs in options else "yes"
         cells = (f"`{law.name}`", law.says, law.needs, walked, asked, "yes" if law.simulated else "no")
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -31,7 +31,7 @@ def anchor(url: str, file: Path) -> None:
     """Add a line to FILE: the present end of each timeline of the journals, as a majority of the voters has it.
 
     Keep FILE where no user with write access to the nodes' files can write. 'bedrockish journal verify --anchor FILE'
-    and 'bedrockish audit --anchor FILE' show later that nothing before it was changed, removed or added.
+    shows later that nothing before it was changed, removed or added.
     """
     target_of(url)
     with _Log(file) as log:

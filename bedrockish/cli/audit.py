@@ -9,22 +9,16 @@ import importlib.util
 import json
 import re
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bedrockish.cli.anchor import anchor_option, compare_with_anchors, in_words
 from bedrockish.cli.progress import write_over
 from bedrockish.cli.words import labels
 from bedrockish.errors import BedrockishError
-from bedrockish_journal.model.errors import JournalError, JournalPrunedError, ReplayMismatchError
+from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.key_text import key_text
-from bedrockish_journal.model.laws import BY_NAME
 from bedrockish_journal.spark.session import check_java, check_pyspark
-from bedrockish_journal.verify.chain import Finding
-from bedrockish_journal.verify.differences import Difference, last_writers
-from bedrockish_journal.verify.tables import began_with_tables, compare_with_journal
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
@@ -40,8 +34,6 @@ BAR = 30  # characters of the progress bar
 @click.option(
     "--strict", is_flag=True, help="Count information as faults: all nodes must have the same entries to the last one."
 )
-@click.option("--replay", "replayed", is_flag=True, help="Also replay each journal and compare the databases.")
-@anchor_option
 @click.option(
     "--engine",
     type=click.Choice([DUCKDB, SPARK]),
@@ -61,35 +53,20 @@ BAR = 30  # characters of the progress bar
 )
 @click.pass_context
 def audit(
-    context: click.Context,
-    files: tuple[str, ...],
-    as_json: bool,
-    strict: bool,
-    replayed: bool,
-    anchor: Path | None,
-    engine: str,
-    memory: str,
-    limit: int,
+    context: click.Context, files: tuple[str, ...], as_json: bool, strict: bool, engine: str, memory: str, limit: int
 ) -> None:
-    """Audit journals: one file of each node, or its URL, or exports. The nodes may be running."""
+    """Audit journals: one file of each node, or its URL, or exports. The nodes may be running.
+
+    'bedrockish journal verify' also compares files with a replay, and with the anchors of 'bedrockish anchor'.
+    """
     try:
         report = ReportPrinter(strict, as_json)
         _check_engine(engine, memory)
-        nodes = _nodes(list(files), replayed, anchor is not None)
-        anchored = compare_with_anchors([*nodes.values()], anchor)
         if engine == SPARK:
             check_pyspark()
             check_java()
             report.line("starting Spark…")
         _audit(report, list(files), limit, engine, memory)
-        if replayed:
-            report.add("tables", BY_NAME["tables"].brief, *_replay(nodes, limit))
-            report.unseen.pop("tables", None)
-        if anchored is not None:
-            report.line(f"  {in_words(anchored)}")
-            found = [_as_finding(one) for one in anchored.findings]
-            report.add("anchor", BY_NAME["anchor"].brief, found[:limit], {"fault": len(found), "information": 0})
-            report.unseen.pop("anchor", None)
     except (JournalError, BedrockishError) as error:
         click.echo(f"error: {error}", err=True)
         context.exit(STATUS_CANNOT)
@@ -156,30 +133,6 @@ def _about(finding: dict[str, Any]) -> str:
     return f" ({': '.join(parts)})" if parts else ""
 
 
-def _as_finding(one: Finding) -> dict[str, Any]:
-    places = {"leader": one.leader, "tick": one.tick, "txid": one.txid, "table": one.table, "key": one.key}
-    return {"check": one.check, "level": "fault", "node": one.node, **places, "text": one.text}
-
-
-def _nodes(paths: list[str], replayed: bool, anchored: bool) -> dict[str, str]:
-    """Return the nodes' files by node, after a check of every path."""
-    from bedrockish_journal.spark.source.feeds import is_url
-    from bedrockish_journal.spark.source.inputs import find_inputs  # needs pyarrow, which is there by now
-
-    found = find_inputs(paths)
-    for path in filter(is_url, paths):
-        if replayed:
-            raise JournalError(f"{path} is a running node: make a backup of it and replay that, or leave --replay out")
-    if replayed and found.exports:
-        raise JournalError(
-            f"{next(iter(found.exports.values()))} is an export, which has no database to compare with a replay; "
-            "give nodes' files, or leave --replay out"
-        )
-    if anchored and len(found.files) < len(paths):
-        raise JournalError("anchors are compared with nodes' files: give these instead, or leave --anchor out")
-    return found.files
-
-
 def _check_engine(engine: str, memory: str) -> None:
     """Check that the packages of an engine are installed, before anything is read."""
     for name in ("pyarrow",) if engine == SPARK else ("duckdb", "pyarrow"):
@@ -226,38 +179,3 @@ def _readable(finding: dict[str, Any]) -> dict[str, Any]:
     if finding["check"] != "conflict" or finding["key"] is None:
         return finding
     return {**finding, "key": key_text(bytes.fromhex(finding["key"])), "key_bytes": finding["key"]}
-
-
-def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Replay each journal into a new database; return the differences from the node's database, row by row."""
-    found: list[dict[str, Any]] = []
-    for node, path in nodes.items():
-        rows: list[Difference] = []
-        try:
-            rows = compare_with_journal(path, None, limit)
-            if began_with_tables(path):
-                text = f"the cluster of {node} began with tables: only the tables that the journal makes were compared"
-                found.append(_finding(node, text, level="information"))
-        except JournalPrunedError:
-            text = f"{node} has removed the beginning of its journal, so its database cannot be rebuilt"
-            found.append(_finding(node, text, level="information"))
-        except JournalError as error:
-            if isinstance(error, ReplayMismatchError) and began_with_tables(path):
-                text = f"the cluster of {node} began with tables, so its database cannot be rebuilt"
-                found.append(_finding(node, text, level="information"))
-            else:
-                place = {name: getattr(error, name, None) for name in ("leader", "tick", "table", "key")}
-                found.append(_finding(node, f"the journal cannot be replayed: {error}", **place))
-        writers = last_writers(path, rows)
-        for row in rows:
-            entry = writers.get((row.table, row.key or ""))
-            wrote = {"leader": entry.leader, "tick": entry.tick, "txid": str(entry.txid)} if entry else {}
-            text = row.text + (f"; {entry.leader}{entry.tick} wrote it last" if entry else "")
-            found.append(_finding(node, text, table=row.table or None, key=row.key, **wrote))
-    faults = sum(one["level"] == "fault" for one in found)
-    return found, {"fault": faults, "information": len(found) - faults}
-
-
-def _finding(node: str, text: str, **more: Any) -> dict[str, Any]:
-    empty = dict.fromkeys(("leader", "tick", "txid", "table", "key"))
-    return {"check": "tables", "level": "fault", "node": node, **empty, "text": text, **more}

@@ -22,7 +22,7 @@ from bedrockish.cli.url import UrlGroup
 from bedrockish.cli.words import whose
 from bedrockish_journal.model.changes import Change, decode_changes, decode_statements
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.errors import EntryMalformedError, ReplayMismatchError
+from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.moment import Moment, parse_moment
 from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from bedrockish_journal.model.vector import format_vector
@@ -30,6 +30,7 @@ from bedrockish_journal.storage.pruning import marks
 from bedrockish_journal.storage.store import open_readonly, reading, stored_at
 from bedrockish_journal.storage.table_layout import find_table, print_key
 from bedrockish_journal.verify.anchored import Anchored
+from bedrockish_journal.verify.differences import last_writers
 from bedrockish_journal.verify.replay import digest, replay
 from bedrockish_journal.verify.tables import began_with_tables, compare_with_journal, why_not_whole
 from bedrockish_journal.verify.verify import Verification, known_nodes, verify
@@ -212,9 +213,14 @@ def _compare_tables(files: tuple[Path, ...], plugins: tuple[str, ...]) -> dict[s
         texts: list[str] = []
         if not is_pruned:  # if a cluster began with tables, only tables that the journal makes are compared
             try:
-                texts = [one.text for one in compare_with_journal(file, load_plugins(plugins), DIFFERENCES_MAX)]
-            except ReplayMismatchError as error:
-                why_not = why_not or f"the journal contradicts itself: {error}"
+                rows = compare_with_journal(file, load_plugins(plugins), DIFFERENCES_MAX)
+                writers = last_writers(os.fspath(file), rows)
+                for row in rows:
+                    wrote = writers.get((row.table, row.key or ""))
+                    place = f"; {wrote.leader}{wrote.tick} wrote it last ({wrote.txid})" if wrote else ""
+                    texts.append(row.text + place)
+            except JournalError as error:  # ``verify`` has reported other faults of the journal
+                why_not = why_not or f"the journal cannot be replayed: {error}"
         found[os.fspath(file)] = {"differences": texts, "why_not": why_not}
     return found
 

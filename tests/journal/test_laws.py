@@ -9,7 +9,7 @@ from bedrockish_journal.audit.duck import run_audits
 from bedrockish_journal.audit.queries import QUERIES
 from bedrockish_journal.audit.report import LawOutcome, UncheckedLaws
 from bedrockish_journal.model.errors import JournalPrunedError, ReplayMismatchError
-from bedrockish_journal.model.laws import ANCHORS, BY_NAME, LAWS, TABLES
+from bedrockish_journal.model.laws import ANCHORS, LAWS, TABLES
 from bedrockish_journal.verify.tables import compare_with_journal
 from bedrockish_journal.verify.verify import verify
 from tests.journal.anchoring import anchored, hold
@@ -80,8 +80,8 @@ def test_anchor_of_the_same_journals_has_no_findings(sound: Path) -> None:
 
 
 def test_every_law_has_a_tampering_and_a_name_of_its_own() -> None:
-    assert {law for law, _ in SEEN.values()} == BY_NAME.keys() - {"anchor"}
-    assert len(BY_NAME) == len(LAWS)
+    assert {law for law, _ in SEEN.values()} == {law.name for law in LAWS} - {"anchor"}
+    assert len({law.name for law in LAWS}) == len(LAWS)
     assert {law.name for law in LAWS if law.needs not in (TABLES, ANCHORS)} == QUERIES.keys()
 
 

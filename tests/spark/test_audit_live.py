@@ -106,8 +106,8 @@ def test_audit_reports_an_export_older_than_the_files_as_no_fault(tmp_path: Path
         "columns": "bedrockish_joined in the file of A",
         "void": "bedrockish_meta in the file of A",
         "users": "the memberships in the file of A",
-        "tables": "--replay",
-        "anchor": "--anchor",
+        "tables": "journal verify --tables",
+        "anchor": "journal verify --anchor",
     }
     found, _, _ = asked([str(old[0]), *map(str, new[1:])])
     assert [(one.check, one.leader, one.node) for one in found if one.level == "fault"] == [("lost", "A", "A")]

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from bedrockish.cli.audit import ReportPrinter, _replay
+from bedrockish.cli.audit import ReportPrinter
 from bedrockish.cli.main import main
 from bedrockish_journal.model.errors import JournalPrunedError
 from bedrockish_journal.spark.export.export import export
@@ -103,14 +103,6 @@ def test_export_begins_again_only_on_request(tmp_path: Path) -> None:
     db.close()
     with open_feed(str(path)) as feed:  # the feed has all entries that were removed from the file
         assert export(feed, str(out)).entries == 0
-
-
-def test_audit_reports_that_a_pruned_journal_cannot_rebuild_its_database(tmp_path: Path) -> None:
-    path = honest(30).write(tmp_path)[0]
-    prune(path, 0.5)
-    found, counts = _replay({"A": str(path)}, 5)
-    assert counts == {"fault": 0, "information": 1}
-    assert found[0]["text"] == "A has removed the beginning of its journal, so its database cannot be rebuilt"
 
 
 def test_audit_report_names_the_part_that_was_not_judged(capsys: pytest.CaptureFixture[str]) -> None:

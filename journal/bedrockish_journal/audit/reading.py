@@ -90,7 +90,7 @@ class Reader:
         absent = sorted(self.leaders.difference(self.inputs.nodes))
         if absent or len(self.inputs.nodes) < 2:
             found["lost"] = f"the file of {', '.join(absent)}" if absent else "the files of other nodes"
-        found["tables"], found["anchor"] = "--replay", "--anchor"
+        found["tables"], found["anchor"] = "journal verify --tables", "journal verify --anchor"
         return found
 
     def batches(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:

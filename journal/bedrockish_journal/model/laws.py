@@ -100,4 +100,3 @@ LAWS = (
         simulated=False,
     ),
 )
-BY_NAME = {law.name: law for law in LAWS}

@@ -9,7 +9,7 @@ LIKE and GLOB try a pattern at each position of a text. So the longer the patter
 and constants, the shorter the text must be.
 
 The memory of a row is limited in the same way: a program may name one long value a thousand times. Each mention is a
-copy; SQLite cannot be interrupted between these copies, and the account of memory sees them only in the complete row.
+copy; SQLite cannot be interrupted between these copies, and the memory account counts them only in the complete row.
 """
 
 from collections import Counter
@@ -37,8 +37,10 @@ SCHEMA_BYTES = 64 << 10  # bytes of a value in a schema statement in the loop, w
 PATTERN_LOOP = 256  # bytes of a pattern of LIKE and GLOB in the loop
 PATTERN_WORK = 1 << 30  # bytes of the text times bytes of the pattern, in a worker: less than two seconds
 PATTERN, PATTERN_LEAST = 1_000, 16  # bytes: the highest and the lowest limit for a pattern of LIKE and GLOB
-PATTERN_SHORT, PATTERN_MORE = 64, 8  # the lowest limit if a row has the pattern; bytes that '%' || ? may add to ?
-INDENT = 8  # json_pretty with a constant indentation of at most this many characters counts as with the default
+# ``PATTERN_SHORT``: bytes; the lowest limit if a pattern depends on a row, and the longest pattern that may be joined
+# from several constants and parameters. ``PATTERN_MORE``: bytes that an expression such as '%' || ? may add to these.
+PATTERN_SHORT, PATTERN_MORE = 64, 8
+INDENT = 8  # a json_pretty with a constant indentation of up to this many characters counts as one with the default
 ARGUMENTS = 127  # limit for the arguments of a function, because it may search each of them
 _VARIADIC = 16  # number of ordinary calls for which a call with paths counts in the loop
 INSTRUCTIONS = 1_000_000  # limit for the instructions of a program: enough for a list of 300,000 values
@@ -154,7 +156,7 @@ def _lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
 
 
 def _names(program: Sequence[Op]) -> Iterator[str]:
-    """Yield the functions that a program calls, with the numbers of their arguments."""
+    """Yield each function that a program calls, as its name and its number of arguments: ``trim(2)``."""
     short = {op.p2 for op in program if op.name == "String8" and len(op.p4 or "") <= INDENT}
     for op in program:
         if op.name in CALLS:

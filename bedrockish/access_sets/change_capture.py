@@ -31,7 +31,8 @@ ROW_BYTES, VALUE_BYTES = 24, 9  # approximate bytes of a row, and of each value,
 Rows = dict[str, dict[int, Row]]
 """Table -> rowid -> row."""
 UNREADABLE = "unreadable"
-"""A key in the details of an error: a failed statement has written a part of a row, as vec0 does."""
+"""A key in the details of the error for a row that its module cannot read, as after a failed statement on vec0 that has
+written only a part of the row."""
 
 
 @dataclass(slots=True)

@@ -412,7 +412,7 @@ class _Reader:
         return [read]
 
     def _specs(self, found: Table | Index) -> tuple[Spec, ...]:
-        """Return the comparison of each leading column of a key whose values have comparable key bytes."""
+        """Return how each leading column of a key is compared, as far as these columns have comparable key bytes."""
         if isinstance(found, Table):
             return (ROWID_SPEC,)
         return found.specs[: comparable_columns(found, self._schema.tables[found.table])]
@@ -595,7 +595,7 @@ class _Reader:
         return (registers, check.name, at) if self._checks_every_row(op, first, at, check.p2) else None
 
     def _checks_every_row(self, seek: Op, first: int, stop: int, target: int) -> bool:
-        """Return whether every row that this loop visits first passes the check."""
+        """Return whether each row of this loop passes the check before any other instruction uses the row."""
         steps = self._steps.get(seek.p1, [])
         later = (op.address for op in self._positions[seek.p1] if op.address > stop)
         end = next(later, len(self._program))

@@ -167,8 +167,8 @@ _CONVERSIONS = {letter: f"INSERT INTO affinity({letter}) VALUES (?) RETURNING {l
 def _converter() -> apsw.Connection:
     """Return a private connection for conversions; the caller puts it back.
 
-    Connections that belonged to threads would be closed when their threads end, and in a forked child at once. There
-    SQLite's lock may be held for ever, because another thread of the parent has held it.
+    Connections that belonged to threads would be closed when their threads end: in a forked child at once, where
+    SQLite's lock may be held for ever, because another thread of the parent held it at the fork.
     """
     try:
         return _converters.pop()

@@ -239,7 +239,7 @@ def _more_targets(op: Op) -> tuple[int, ...]:
 
 
 def _written(op: Op) -> Iterable[int]:
-    """Return the registers that an instruction changes, if it has no effect besides."""
+    """Return the registers that an instruction changes; the instruction must have no other effect."""
     if op.name == "Null":
         return range(op.p2, max(op.p2, op.p3) + 1)
     if op.name == "Copy":

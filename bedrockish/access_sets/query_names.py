@@ -60,7 +60,7 @@ def column_name(table: Table, number: int) -> str:
 
 
 def key_names(table: Table, index: Index) -> list[str]:
-    """Return the expressions for a query of the leading columns of an index whose values have comparable key bytes."""
+    """Return expressions for the leading columns of an index, as far as these columns have comparable key bytes."""
     computed = (sources(index, table) if index.opaque else None) or {}
     told = enumerate(index.columns[: comparable_columns(index, table)])
     return [f"({computed[place]})" if place in computed else column_name(table, column) for place, column in told]

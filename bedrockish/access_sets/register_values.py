@@ -479,7 +479,7 @@ def _written_otherwise(ops: list[Op]) -> set[int]:
 
 
 def _value_lists(program: list[Op]) -> set[int]:
-    """Return the cursors of one-column ephemeral tables that only IdxInserts right after a MakeRecord fill."""
+    """Return the cursors of one-column ephemeral tables that only get rows by IdxInserts right after a MakeRecord."""
     lists: dict[int, bool] = {}
     for op in program:
         if op.name == "OpenEphemeral":

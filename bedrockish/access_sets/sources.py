@@ -131,7 +131,7 @@ class FoundRows:
         self.rows: list[dict[NeededValues, NeededValues]] = [
             {} for _ in sources.all
         ]  # for each source, its distinct rows
-        self.is_as_planned: bool | None = None  # the result of ``PlannedLoops.match``; None before it
+        self.is_as_planned: bool | None = None  # the result of ``PlannedLoops.match``; None before the call
         self._rows_read = 0
 
     def count_keys(self, keys: int) -> None:

@@ -19,7 +19,7 @@ from bedrockish_journal.verify.row_digests import Key, Range, RangeDigest, pack_
 
 AskRange = Callable[[Range, Vector | None], Awaitable[RangeDigest]]
 Order = Callable[[Mapping[str, Any]], Awaitable[Any]]  # sends an operator's order to a node, and returns the answer
-TRIES = 8  # most questions for one range, to which transactions write
+TRIES = 8  # the most comparisons of a range that transactions keep changing
 AGAIN_S = 0.25
 SHOWN_MAX = 100  # the most differences that are listed
 
@@ -64,7 +64,7 @@ class NodeComparison:
         limit: int = 1_000,  # the number of rows in a range, at the node that sets the range's end
         # Called after each range with the number of its rows; may wait, to limit the load.
         pause: Callable[[int], Awaitable[None]] = _no_pause,
-        tries: int = TRIES,  # 1 if a node applies nothing, so that it still lacks the same transactions at a next try
+        tries: int = TRIES,  # 1 if a node applies nothing: at a second try, it would lack the same transactions
     ) -> None:
         self._nodes = dict(nodes)
         self._members, self._limit, self._pause, self._tries = members, limit, pause, tries
@@ -135,14 +135,16 @@ class NodeComparison:
                 if not asked.table:
                     return None
             if any(one.unreadable for one in answers.values()):
-                return None  # the reported difference: a file became unreadable during this comparison
+                return None  # a file became unreadable during this comparison; the report names it as a difference
         if asked.table:
             report.rows += first.count
             await self._pause(first.count)
         return first
 
     async def _ask_short_range(self, asked: Range) -> dict[str, RangeDigest]:
-        """Ask all nodes for a range whose end the first node sets, or a node that has far more rows up to there."""
+        """Ask all nodes for a range whose end the first node sets; if a node has far more rows in it, ask again with
+        that node's end.
+        """
         answers = await self._ask_with_end_of(next(iter(self._nodes)), asked)
         most = max(answers, key=lambda node: answers[node].count)
         if asked.limit and answers[most].count > 2 * asked.limit:

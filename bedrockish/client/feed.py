@@ -91,7 +91,7 @@ class _Progress:
         return monotonic() - self._moved > self._silent_s
 
     def judge(self, status: Mapping[str, Any] | None) -> None:
-        """Raise an error because safe time has stopped, unless the clock only counts: then only commits advance it.
+        """Raise an error because safe time has stopped, unless the cluster's clock is off and only commits advance it.
 
         ``status``: a node's status, None if no node answers.
 

@@ -2,7 +2,7 @@
 
 Tasks may also share one client, whose concurrent calls go over one link. A pool is for work that needs a session of its
 own, such as BEGIN and COMMIT on a blocking connection, and for limiting how many requests a program makes at a time.
-A session that is lent sees all commits that the sessions returned before had seen.
+When the pool lends a session, this session sees all commits that any returned session has seen.
 """
 
 import queue

@@ -191,7 +191,7 @@ class Transaction:
         return None if options.temporary.asked or options.values.settings else local.find(self.command)
 
     def lose(self, error: BedrockishError) -> None:
-        """Raise this error at each further call until ``rollback``: by it, the program lost its transaction."""
+        """End the transaction because of this error, and raise the error at each further call until ``rollback``."""
         self._is_open, self._error = False, error
 
     def fail(self, one: "LocalTransaction", error: BaseException) -> NoReturn:

@@ -214,7 +214,7 @@ class Batch:
         return True
 
     def shorten_log(self) -> bool:
-        """End a log that is long for its disk, if nothing is being written: no batch would end then.
+        """End a log that is long for its disk, if the node is idle: a node that writes does so at the end of a batch.
 
         Return False if a checkpoint in another thread must copy most of it first.
 

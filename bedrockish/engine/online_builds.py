@@ -45,7 +45,7 @@ class OnlineBuilds:
         """Start the build of a scheduled change, and return it; every applied entry must be flushed.
 
         Raises:
-            UnavailableError: the machine has no room for another connection, or the disk has none.
+            UnavailableError: the disk has no room for the build, or the machine none for another connection.
         """
         assert not self._batch.is_dirty
         check_room(self._file, os.stat(self._file).st_size)  # a full disk would end the node; the build is optional

@@ -157,7 +157,7 @@ def test_file_with_objects_that_no_node_makes_is_refused(make_node: MakeNode, sq
     db.execute(sql).fetchall()
     db.close()
 
-    with pytest.raises(ConfigError, match=f"has what no node makes: {named}; another program has put it there"):
+    with pytest.raises(ConfigError, match=f"has objects that no node makes: {named}; another program has made them"):
         Engine.open(node.path, founding=None)
 
 

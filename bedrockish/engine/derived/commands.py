@@ -78,7 +78,9 @@ def check_command(sql: str) -> None:
     columns, found = _insert(words, at)
     if _name(words, at) in columns and "rank" in columns and not found <= _CONFIGURES | _UPKEEP:
         raise UnsupportedError(
-            f"this command of {words[at].name} does not configure it; write the command's name into the text", sql=sql
+            f"this command does not configure {words[at].name}; write the command's name into the text, and not as a "
+            "parameter",
+            sql=sql,
         )
 
 

@@ -149,7 +149,7 @@ class CommittedReads:
             ids = connector.ids.twin()
             ids.register(db)
             self._capture = Capture(db, connector.limits.changes_bytes)
-            db.execute("BEGIN")  # a change of the schema would come between the statements that read it
+            db.execute("BEGIN")  # the executor reads the schema by several statements, which must see one snapshot
             self._executor = connector.executor(db, self._capture, ids, connector.limits)
             db.execute("ROLLBACK")
         except BaseException:

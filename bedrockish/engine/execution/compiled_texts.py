@@ -29,7 +29,7 @@ from bedrockish_journal.model.membership import ADMIN, OWNER
 
 TEXTS_MAX, TEXTS_BYTES = 2_000, 16 << 20  # compiled texts in the cache, and their bytes
 TEXT_CHARACTERS = 64 << 10  # longer texts are not cached
-TEXT_BYTES = TEXTS_BYTES // 8  # texts that take more when they are compiled, as one of many statements, are not either
+TEXT_BYTES = TEXTS_BYTES // 8  # a text whose compiled statements take more bytes is not cached
 
 
 class CompiledTexts:

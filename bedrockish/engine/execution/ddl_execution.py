@@ -220,7 +220,7 @@ class Mixed:
 
     @property
     def needs_schema(self) -> str:
-        """The error for a transaction that leaves the schema unchanged, as its PRAGMA needs a schema change."""
+        """The error for a transaction with a PRAGMA that is for schema changes, and without a schema change."""
         return pragmas.LEGACY_ON if self._before is None else pragmas.KEYS_OFF
 
     # -- one statement ---------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class Mixed:
             return *found, *counts
         except (ConstraintError, UnavailableError) as error:
             full = self._drawn.full & piece.writes if isinstance(error.__cause__, apsw.FullError) else ()
-            if full:  # into such a table, SQLite inserts no row without an id, unless it may draw one
+            if full:  # a row has the highest rowid, after which SQLite assigns no further id with AUTOINCREMENT
                 raise error_of_used_up(min(full)) from error.__cause__
             raise
         finally:
@@ -366,13 +366,13 @@ class Mixed:
         tables = [table.lower() for table in piece.tables]
         if any(table.startswith("bedrockish_") for table in tables):
             return "the tables bedrockish_… are each node's own: read them in another transaction"
-        # Until the end of this change, the statistics that it has gathered have a node's own tables, too.
+        # Until the end of this change, the statistics that it has gathered include the node's own tables.
         reads_statistics = any(table.startswith("sqlite_stat") for table in piece.tables)
         is_definition = piece.kind == SCHEMA and not piece.fills
         if reads_statistics and not is_definition and any(first_word(step.sql) == "ANALYZE" for step in self.steps):
-            return "those of ANALYZE have a node's own tables, too: read them in another transaction"
+            return "the statistics of ANALYZE include each node's own tables: read them in another transaction"
         if not self._modules.isdisjoint(tables):
-            return "virtual tables show what is a node's own: read them in another transaction"
+            return "a virtual table may show data of one node only: read it in another transaction"
         explains = piece.kind == READ and first_word(piece.sql) == "EXPLAIN"
         if piece.kind != SCHEMA and piece.whole_schema and (piece.kind == WRITE or piece.tables) and not explains:
             return "the catalogue is each node's own: read it in a statement of its own"

@@ -102,7 +102,7 @@ class Draft:
                     f"{error.message} (the refused statement ran before: {_quoted(one.what)})", **error.details
                 ) from error
             if verb_of(one.what.sql) == "EXPLAIN" and is_single(one.what.sql):
-                continue  # it has shown the program of another connection, with other page numbers
+                continue  # no comparison: EXPLAIN has shown another connection's program, with other page numbers
             if one.told is None or not _same(one.what.sql, found[-1], one.told):
                 raise _changed(one.what)
 

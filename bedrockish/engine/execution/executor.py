@@ -294,7 +294,8 @@ class Executor:
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
 
-        All runs together have the time limit of one statement: to find a loop's end, they may read its whole range.
+        All runs together have the time limit of one statement: a query for the row at which a loop has stopped may read
+        all rows over which the loop could have run.
 
         Raises:
             TakesLongError: the query has used the budget and has not ended.

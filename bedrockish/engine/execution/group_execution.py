@@ -88,7 +88,8 @@ def execute(
     except DamagedError:
         raise
     except (TakesLongError, BedrockishError, _AloneError) as error:
-        # If all requests have run, they exceed a limit only together; otherwise the running request has failed.
+        # If all requests have run, or their time is over, they are too much together: try half of those that have run.
+        # Otherwise one request has failed: try the requests before it.
         whole = len(results) == len(requests) or isinstance(error, TakesLongError)
         raise ApartError(len(results) // 2 if whole else len(results)) from None
     finally:

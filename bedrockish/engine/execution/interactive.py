@@ -10,9 +10,9 @@ The row changes fit on top of later commits, because no row that the transaction
 is checked before each swap; if such a row has changed, the transaction fails at once.
 
 *Serializable*: the check includes reads, so the result is the same as if the whole transaction ran now.
-*Snapshot*: the check does not include plain reads of earlier statements. The transaction keeps its first snapshot, and
-reads the tables there that it has not written. A statement on the writer fails if a commit after the snapshot has
-changed rows that the statement reads, because its results would show two moments.
+*Snapshot*: the check does not include plain reads of earlier statements. The transaction keeps its first snapshot: on
+it, the transaction reads the tables that it has not written. A statement on the writer fails if a commit after the
+snapshot has changed rows that the statement reads, because its results would show two moments.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ class Interactive:
     def changes_nothing(self, sql: str) -> bool:
         """Return whether a statement makes an object with IF NOT EXISTS that exists, or drops a missing one.
 
-        Then it needs no private copy: any change of the schema after it makes its transaction fail.
+        Such a statement needs no private copy: any change of the schema after it makes its transaction fail.
         """
         change = conditional_change(sql)
         if change is None:
@@ -217,7 +217,7 @@ class Interactive:
     def _set(self, work: TransactionWork, piece: Compiled) -> Result:
         """Switch the deferral of foreign-key checks, or answer its query with 1; other settings have no effect here."""
         if pragmas.given(piece.sql)[0] == pragmas.DEFER:
-            # SQLite forgets the broken keys when it defers no longer, so the tables are searched at COMMIT.
+            # SQLite forgets the broken keys when the deferral ends, so the tables are searched at COMMIT.
             self.note_broken_keys(work)
             defers = pragmas.turns_on(piece.sql)
             # Set before the PRAGMA, which may be interrupted, so that the transaction's end undoes it in any case.
@@ -633,12 +633,15 @@ class Interactive:
         return work.sets.resolve(piece, params, self._executor.query)
 
     def _check_blind(self) -> None:
-        """Refuse a statement whose rows only its rollback shows, if TEMP tables may have changed or a key is broken."""
+        """Refuse a statement whose rows are found by its rollback, if the rollback would have other effects.
+
+        It would also undo changes of TEMP tables, and SQLite would lose its count of broken foreign keys.
+        """
         triggers = "SELECT 1 FROM sqlite_temp_schema WHERE type = 'trigger' LIMIT 1"
         if self._capture.changed_temporary or self._broken_keys() or self._db.execute(triggers).fetchone():
             names = ", ".join(self._capture.blind)
             raise UnsupportedError(
-                f"{names}: rows of a virtual table, or of one with VIRTUAL columns, cannot be changed together with "
+                f"{names}: rows of virtual tables, and of tables with VIRTUAL columns, cannot be changed together with "
                 "TEMP tables, under a TEMP trigger or while a deferred foreign key is broken; copy them in a statement "
                 "of their own"
             )

@@ -116,12 +116,12 @@ class TemporaryTransaction(OverlayTransaction):
         if clash:
             self.workspace.is_broken = True
             raise TemporaryLostError(
-                f"{clash}: the database has an object of this name since, so the TEMP objects of the session are gone; "
+                f"{clash}: the database now has an object of this name, so the TEMP objects of the session are gone; "
                 "the transaction did not happen: make the objects again, under other names"
             )
 
     def _run_piece(self, piece: Compiled, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
-        assert self.interactive.inside is self.work, "rows of TEMP tables cannot be made again"
+        assert self.interactive.inside is self.work, "after a swap, the rows of TEMP tables could not be made again"
         try:
             found = super()._run_piece(piece, params, room)
         except ClockNeededError:
@@ -151,7 +151,7 @@ class TemporaryTransaction(OverlayTransaction):
                 # The statement has run, and only the end of the transaction removes its TEMP object.
                 self.work.over = True
                 raise UnsupportedError(
-                    f"{clash}: the database has an object of this name; give the TEMP one another name", sql=piece.sql
+                    f"{clash}: the database has an object of this name; give the TEMP object another", sql=piece.sql
                 )
         return found
 

@@ -66,7 +66,7 @@ class Workspace:
         self.scope = Scope(locks=connector.locks)  # the values of the clock functions of the statement that runs
         self.temporary_bytes = 0  # limit for the TEMP tables of its session, in bytes; 0 if TEMP tables are refused
         self._wal = io.FileIO(os.dup(connector.wal))
-        weakref.finalize(self, self._wal.close)  # if the exception of a signal's handler leaves it to no one
+        weakref.finalize(self, self._wal.close)  # if an exception of a signal's handler interrupts this method
         try:
             self._reader = connector.reader()
             give_functions(self._reader, Holder(self.scope))
@@ -96,7 +96,7 @@ class Workspace:
         self._begin("PRAGMA main.user_version")  # no SELECT, which could read a large schema in the loop
 
     def begin_with(self, sql: str) -> Any:
-        """Take a snapshot of the file by a SELECT of one value; return that value. ``move_to`` sets the moment.
+        """Take a snapshot of the file by a SELECT of one value; return that value. Call ``move_to`` after it.
 
         Raises:
             UnavailableError: the snapshot cannot be taken.

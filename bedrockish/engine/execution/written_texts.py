@@ -64,7 +64,7 @@ class WrittenTexts:
             self.table = next(owners, self.table)
 
     def check_auxiliary(self) -> None:
-        """Check the types of the auxiliary columns of vec0's tables, if a row of such a column was written.
+        """Check the types of the values in auxiliary columns of vec0's tables, if the statement has written any.
 
         Raises:
             SqlError: see ``mistyped``.

@@ -114,8 +114,8 @@ def lacks_room(error: apsw.Error, number: int) -> bool:
 def is_of_a_file(error: BaseException | None, number: int) -> bool:
     """Return whether a file could not be written because room was lacking; ``number``: see ``translate``.
 
-    SQLite raises ``FullError`` also when a database has reached its greatest number of pages, and then writes nothing:
-    apsw adds a frame for a write through our VFS to the traceback.
+    SQLite raises ``FullError`` also when a database has reached its greatest number of pages, and then writes nothing.
+    The traceback tells the two apart: for a write through our VFS, apsw adds a frame to it.
     """
     trace, names = None if error is None else error.__traceback__, set()
     while trace is not None:

@@ -104,12 +104,12 @@ class Authorizer:
         self.tables = set[str]()  # the tables that it touches, except the catalogue
         self.reads = set[str]()  # the tables and views that it reads, also by views, triggers and foreign keys
         self.writes = set[str]()  # the tables that it changes, likewise
-        self.named = set[str]()  # the argument ``named`` of ``virtual_reads``
+        self.named = set[str]()  # tables that it reads, updates or deletes from; and ``-NAME`` of those it inserts into
         self.by_views = set[str]()  # the tables that its views and triggers read
         # Pairs of a table and a column that its triggers update; the column is empty for an INSERT of a trigger.
         self.inner = set[tuple[str, str]]()
         self.reads_schema = False  # whether it reads the catalogue, or a PRAGMA as a table
-        self.reads_catalogue = False  # the same, but without the ROWID that SQLite itself reads for CREATE ... AS
+        self.reads_catalogue = False  # the same, except for the ROWID that SQLite itself reads in a CREATE ... AS
         self.reads_secrets = False
         self.defines_temporary = False  # whether it makes, changes or drops a TEMP object
         self.makes_vec1 = False

@@ -14,7 +14,7 @@ from bedrockish_journal.storage.table_layout import is_hidden
 
 READ, WRITE, SCHEMA, EMPTY, TEMPORARY = "read", "write", "schema", "empty", "temporary"
 
-ALONE = "a table of vec1 is made in a request of its own; make others, and fill it, before or after"
+ALONE = "a table of vec1 is made in a request of its own; make other changes in requests before it, or after it"
 """The refusal of a statement with ``Compiled.stays`` next to other changes."""
 _AROUND = " \t\r\n;"  # the characters that may surround a statement
 _DROPS = re.compile(r"DROP\b(?!\s+(?:TRIGGER|VIEW)\b)", re.IGNORECASE)
@@ -46,7 +46,8 @@ class Compiled:
     needs: int = 0  # the role that a user needs to run it
     reads: frozenset[str] = frozenset()  # all tables and views that it reads, also by views, triggers and foreign keys
     writes: frozenset[str] = frozenset()  # all tables that it changes, also by views, triggers and foreign keys
-    named: frozenset[str] = frozenset()  # the argument ``named`` of ``virtual_reads`` for this statement
+    # The tables that it reads, updates or deletes from; and, as ``-NAME``, the tables that it inserts into.
+    named: frozenset[str] = frozenset()
     configures: bool = False  # whether it makes a change that SQLite's counter of schema changes does not count
     fills: bool = False  # whether it makes a table and its rows, as CREATE TABLE ... AS SELECT
     defines: bool = False  # whether it makes, changes or drops a TEMP object

@@ -6,7 +6,8 @@ memory. The size is computed in tokens from the texts alone, before SQLite gets 
 never too small; it is too large where a column has the name of a view.
 
 SQLite compiles a trigger once for each statement that may fire it, and once more for each conflict clause with which
-another trigger may fire it, however many triggers lead there. So the triggers of a table add up.
+other triggers may fire it; the number of these other triggers does not matter. So the sizes of all triggers that a
+statement may fire are added, and the sum is multiplied by the number of conflict clauses.
 """
 
 import re

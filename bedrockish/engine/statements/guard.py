@@ -108,7 +108,7 @@ class Guard:
             piece = self._describe(cursor, text, sql[len(text) :], calls)
             return False
 
-        if self._db.authorizer is not self._asked:  # the handler of a signal has ended ``prepare_vec0``
+        if self._db.authorizer is not self._asked:  # a signal's handler has interrupted ``prepare_vec0``
             self._db.authorizer = self._asked
             if self._vectors is not None:
                 self._vectors.is_shielded = False
@@ -150,7 +150,8 @@ class Guard:
         if fills and calls.reads_catalogue:
             calls.refuse(_OF_NODE)
         if kind == SCHEMA and names and not fills:
-            # SQLite itself misses a parameter that it leaves out, as in CHECK (0 AND ?). The nodes get no values.
+            # SQLite itself refuses a parameter in a definition, unless it optimizes the parameter away, as in
+            # CHECK (0 AND ?). Refuse that, too: the other nodes get the definition without values.
             calls.refuse(_PARAMETERS)
         setting = next(iter(calls.pragmas & pragmas.SETTINGS), "")
         is_pragma = apsw.SQLITE_PRAGMA in calls.actions and not setting
@@ -185,7 +186,7 @@ class Guard:
         # If SQLite connects a virtual table here, it also asks the authorizer about the module's own statements.
         own = {name for name in layout.shadows if name.lower() not in text} - calls.by_views
         for name in calls.writes & layout.shadows.keys() - own:  # SQLite does not protect all shadow tables
-            calls.refuse(f"{name} is storage of a virtual table; write to that")
+            calls.refuse(f"{name} is storage of a virtual table; write to the virtual table instead")
         piece.tables -= own
         calls.reads -= own
         calls.named -= own

@@ -155,7 +155,10 @@ class _Splicer:
         self._materialize_with(place, width)
 
     def _wrap(self, first: int, end: int) -> None:
-        """Wrap a value so that NULL becomes an id. If all are literals and not NULL, the client's text can run."""
+        """Wrap a value so that NULL becomes an id, and note whether the client's own text can run.
+
+        It can run if the value is a literal other than NULL, or a parameter to which the client gives a value.
+        """
         only = self._tokens[first] if end == first + 1 else None
         if only is not None and only.is_word("NULL"):
             self._replace(first, end, self._given)

@@ -61,7 +61,7 @@ DEFER, LEGACY = "defer_foreign_keys", "legacy_alter_table"
 SETTINGS = frozenset({DEFER, LEGACY, "foreign_keys"})
 """Settings that a request may make, and that end with it."""
 LATER = frozenset({DEFER, LEGACY})
-"""Settings that SQLite would set while it compiles the PRAGMA; it would also forget broken keys."""
+"""Settings that SQLite changes as it compiles the PRAGMA, and then forgets broken keys: compiling must ignore them."""
 
 KEYS_OFF = (
     "foreign keys are always enforced for rows; PRAGMA foreign_keys = OFF is for transactions that change the schema, "
@@ -170,9 +170,9 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
 
 
 def _check_argument(found: list[SqlToken], sql: str) -> None:
-    """Check that tokens are nothing, or one value of a PRAGMA: ``= value`` or ``(value)``.
+    """Check that a PRAGMA's name is followed by no token (``found``), or by one value: ``= value`` or ``(value)``.
 
-    Otherwise the statement behind a missing semicolon would be left out.
+    Without this check, a statement after a missing semicolon would be dropped with the PRAGMA.
 
     Raises:
         SqlError: SQLite's text for the first other token, or for a missing one.
@@ -256,8 +256,8 @@ def apply(db: apsw.Connection, sql: str) -> None:
 def settle(db: apsw.Connection) -> None:
     """Undo the settings of a request or transaction.
 
-    SQLite itself defers no longer after a COMMIT or ROLLBACK, but statements that were compiled before would report a
-    broken key late, and leave the row in its table. The PRAGMA makes SQLite compile them again.
+    SQLite itself ends the deferral at a COMMIT or ROLLBACK. But statements that were compiled during the deferral would
+    report a broken key late, and leave the row in its table. The PRAGMA makes SQLite compile them again.
     """
     defer(db, on=False)
 

@@ -65,7 +65,7 @@ class Rights:
         """Make sure that the user may run a statement.
 
         Args:
-            views: folded names of the views; the right to the tables behind a view is checked, not to the view.
+            views: folded names of the views. A user needs rights to the tables behind a view, not to the view itself.
 
         Raises:
             ForbiddenError: the user may not run it.

@@ -86,8 +86,8 @@ class RowLocks:
             return None
         if len(held) >= ROWS_MAX:
             raise SqlError(
-                f"{SKIP_LOCKED}() has locked {ROWS_MAX} rows of {table.name} for one transaction; LIMIT how many, and "
-                "give ORDER BY an index, or all rows are locked before they are sorted"
+                f"{SKIP_LOCKED}() has locked {ROWS_MAX} rows of {table.name} for one transaction; use a LIMIT, and an "
+                "index for the ORDER BY: without the index, all rows are locked before they are sorted"
             )
         if self._holders.setdefault(key, command) != command:
             return None  # another thread has locked the row first

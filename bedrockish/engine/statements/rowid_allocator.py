@@ -1,11 +1,11 @@
 """Allocates ids for rows that come without one, so that no two nodes, and no two clients of a node, use the same id.
 
-Each node has a stripe: it gives only ids with its own remainder modulo N. A node also remembers the highest id that it
-has given for each table, even if that transaction failed, because other transactions may be in flight. An id is always
-above the highest id that this node sees in the table.
+Each node has a stripe: it gives only ids that leave its own remainder when they are divided by the number of stripes. A
+node also remembers the highest id that it has given for each table, even if that transaction failed, because other
+transactions may be in flight. An id is always above the highest id that this node sees in the table.
 
-Two nodes may share a stripe for a moment, because only one of them knows of a new member. That is harmless: an id is a
-written key, and of two transactions that write the same key, one is executed again.
+While only one of two nodes knows of a new member, both may use the same stripe. That is harmless: an id is a written
+key, and of two transactions that write the same key, one is executed again.
 """
 
 import weakref
@@ -25,7 +25,7 @@ from bedrockish_journal.model.membership import Membership
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.storage.table_layout import quote
 
-STRIPES_MIN = 16  # the least number of stripes, so that it does not change while members are few
+STRIPES_MIN = 16  # the least number of stripes: with up to 16 nodes, the number does not change
 LEASE_MAX = 1_000  # ids that a program gets at a time
 
 

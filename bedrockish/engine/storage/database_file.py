@@ -129,10 +129,11 @@ class FileLock:
 
 
 def _why_unsafe(path: Path) -> str:
-    """Return why another process may have another write-ahead log for the file, which would be lost; empty if none has.
+    """Return why another process may have another write-ahead log for the file; empty if none can.
 
-    A connection in WAL mode always has a lock on the file, which Linux lists with the numbers of the process and the
-    file. Programs that use the file by this name do no harm: their connections outlive a restart of the node.
+    The content of that log would be lost. A connection in WAL mode always has a lock on the file, which Linux lists
+    with the numbers of the process and the file. Programs that use the file by this name do no harm: their connections
+    outlive a restart of the node.
     """
     if is_mounted_alone(path):
         return "is a mount of its own, and its log would be in another folder; mount the folder of the database"
@@ -399,8 +400,9 @@ def _check_own(db: apsw.Connection, path: Path) -> None:
     found = ", ".join(strange_objects(db))
     if found:
         raise ConfigError(
-            f"{path} has what no node makes: {found}; another program has put it there. Drop it with SQLite's shell, "
-            "compare the tables with 'bedrockish journal verify --tables', and fill this node again if they differ"
+            f"{path} has objects that no node makes: {found}; another program has made them. Drop them with SQLite's "
+            "shell, compare the tables with 'bedrockish journal verify --tables', and fill this node again if they "
+            "differ"
         )
 
 

@@ -55,7 +55,7 @@ def salt_of(wal: int) -> bytes:
 
 
 class FramePages:
-    """The page of each frame of one WAL, for all views of this process on it: each frame's header is read once.
+    """The page number in each frame of one WAL, for all views of this process on it: each header is read once.
 
     Threads may share the object, because ``_known`` is replaced as a whole. If two threads replace it at once, one of
     them loses the headers that it has read, and they are read again.
@@ -63,10 +63,10 @@ class FramePages:
 
     def __init__(self, page_bytes: int) -> None:
         self._frame_bytes = _FRAME_HEADER + page_bytes
-        self._known = b"", array("I")  # the salt of the WAL, and the pages of its frames
+        self._known = b"", array("I")  # the salt of the WAL, and the page numbers in its frames
 
     def between(self, wal: int, salt: bytes, first: int, end: int) -> "array[int]":
-        """Return the pages of the frames from ``first`` to before ``end`` of the WAL with this salt.
+        """Return the page numbers in the frames from ``first`` to before ``end`` of the WAL with this salt.
 
         If the WAL was truncated, the numbers mean nothing, and ``Frames.page`` uses none of them.
         """

@@ -150,8 +150,8 @@ def put_in_place(copy: Path, path: Path) -> None:
 def replace_file(copy: Path, path: Path) -> None:
     """Give a finished copy the name and the mode of a node's file, durably; remove that file's log, which is empty.
 
-    The log is gone, durably, before the copy has its name: SQLite empties a log without a sync, so that after a power
-    cut its frames would be there again, next to a file to which they do not belong.
+    The removal of the log is durable before the copy gets the name: SQLite empties a log without a sync, so after a
+    power cut the old frames could be back, next to a file to which they do not belong.
 
     Raises:
         ConfigError: the copy cannot be renamed.

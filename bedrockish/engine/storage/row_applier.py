@@ -36,7 +36,7 @@ DIFFERS = (
 )
 
 _OWN = apsw.SQLITE_PREPARE_PERSISTENT
-"""A flag of our statements, so that the statement cache never returns one for a client's text, which obeys CHECKs."""
+"""A flag of our statements, which run without CHECKs: the statement cache never returns one for a client's text."""
 _REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """Errors with which SQLite rejects a change of a table; every other error is a fault of the file or the machine."""
 _KIND = attrgetter("table", "op", "columns")

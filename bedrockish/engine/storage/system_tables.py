@@ -22,11 +22,11 @@ ALARM, BLOCKED, VOID = "alarm:", "blocked:", "void:"
 DDL = """
 CREATE TABLE bedrockish_meta(
   key TEXT PRIMARY KEY,  -- node, store, format, membership, schema_version, batches, clock_ceiling, cut, safe,
-                         -- bootstrap; began_with: how many objects there were before; joining, while a new node
-                         -- catches up; seen:NODE: what is known of that node's file; starts: of processes on this
-                         -- one; lost: what it was found to lack; alarm:NAME: what is wrong with it; blocked:TXID: a
-                         -- decided transaction that fits nowhere; void:TXID: one that an operator had applied as
-                         -- nothing
+                         -- bootstrap; began_with: number of objects before the file became a node's; joining: set
+                         -- while a new node catches up; seen:NODE: the last known state of that node's file;
+                         -- starts: the node's processes on this file; lost: why the node never votes again;
+                         -- alarm:NAME: a fault of the file; blocked:TXID: a decided transaction that does not fit
+                         -- the tables; void:TXID: one whose changes are skipped by an operator's order
   value
 ) WITHOUT ROWID;
 CREATE TABLE bedrockish_vote(

@@ -27,7 +27,7 @@ _ZEROS = bytes(RESERVE_BYTES)  # kept, because allocating it each time would tak
 RESERVE_LEAST = 64  # the WAL is lengthened when it has room for fewer frames; a longer batch lengthens it itself
 ROOM_PARTS = 8  # on a small disk, the WAL restarts at 1/8 of the room that the database leaves
 FEWEST_FRAMES = 1_000  # on a disk without room, the WAL restarts only from this many frames on
-LATE_MS = 100  # how long ``finish`` waits for the readers of a log that is twice too long
+LATE_MS = 100  # how long ``finish`` waits for the readers of a log of twice the length at which it should restart
 LATE_PARTS = 4  # if readers remain, it waits again when the log has grown by 1/4 of the length at which it restarts
 READERS_MS = 2_000  # how long the end of a node waits for readers of a file that was moved
 HELD = f"a program that reads the database keeps its log from starting over, and the log leaves no room; {FULL}"
@@ -92,9 +92,9 @@ class Wal:
     def _write_again(self) -> None:
         """Write all frames again, with the bytes that they have, before the node's first sync.
 
-        The sync at which an earlier process of the node ended may have failed: the kernel then counts the pages as
-        written, and the next sync would succeed without them. After a power failure SQLite would take the log's durable
-        beginning alone: without the later commits, and over the newer pages that a checkpoint had copied.
+        The last sync of an earlier process of the node may have failed: the kernel then counts the pages as written,
+        and the next sync would succeed without them. After a power failure only the beginning of the log would be left:
+        SQLite would lose the later commits, and read old pages of the log in place of newer ones in the database file.
         """
         end = WAL_HEADER_BYTES + self.frames * FRAME_BYTES
         try:
@@ -231,14 +231,14 @@ class Wal:
 
     @property
     def is_long(self) -> bool:
-        """Whether the log is twice as long as it should be on a disk with so much room."""
+        """Whether the log has twice the frames at which it should restart on a disk with this much room."""
         return self.frames >= 2 * self._most_by_room
 
     def has_room(self) -> bool:
         """Return whether the disk has room for the pages by which copying the log will lengthen the database file.
 
-        A log that a reader keeps from starting over would take this room, too, and then could never be copied. Without
-        such a reader, the log ends with the next batch.
+        A log that a reader keeps from restarting would take this room, too, and then could never be copied. Without
+        such a reader, the log restarts after the next batch.
         """
         is_held = self._is_held or self._late_at > 0
         if not (is_held and self.is_long) or self._copied >= self.frames:
@@ -457,9 +457,10 @@ class _Places:
         self.is_displaced = False  # whether another file, or none, stood at the database's path at the last check
 
     def check(self) -> None:
-        """Check the database file: after a kill, its log would be applied to the file at its path; and the index.
+        """Check that the database file and the index of its log are still at their paths.
 
-        A program that opens the database without the index makes another one, and would then miss commits and locks.
+        With another file at the database's path, SQLite would apply the log to that file after a kill of the node. A
+        program that finds no index makes another one, and would then miss commits and locks.
 
         Raises:
             DamagedError: a file was moved, removed or replaced.

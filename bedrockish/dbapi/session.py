@@ -28,7 +28,16 @@ from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, S
 from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action
 from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues, rows_before
-from bedrockish.sqltext.statement_kinds import PRAGMA, READ, SCHEMA, WRITE, kind_of, query_only_of, switch_of
+from bedrockish.sqltext.statement_kinds import (
+    PRAGMA,
+    READ,
+    SCHEMA,
+    WRITE,
+    busy_timeout_of,
+    kind_of,
+    query_only_of,
+    switch_of,
+)
 from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish.sqltext.transaction_control import (
     BEGIN,
@@ -200,6 +209,12 @@ class Session:
                 return Rows(("query_only",), [(int(self.query_only),)])
             self.query_only, self._here = asked[0], None
             return NOTHING
+        waits = busy_timeout_of(sql) if self.lock is not None else None
+        if self.lock is not None and waits is not None:
+            self._trace(sql)
+            if waits[0] is not None:
+                self.lock.timeout_s = waits[0] / 1000
+            return Rows(("timeout",), [(int(self.lock.timeout_s * 1000),)])
         if self._open is not None and first_setting(sql) is not None:
             self._trace(sql)
             # The PRAGMA runs in the transaction, so that a replay repeats it between the same statements.
@@ -303,12 +318,14 @@ class Session:
         try:
             self._acquire(sql, kind)
             yield
+            if self.lock is not None and kind == SCHEMA:
+                self.lock.note(sql)
         finally:
             if self._open is None:
                 self._release()
 
     def _acquire(self, sql: str, kind: str) -> None:
-        if self.lock is not None and kind in (WRITE, SCHEMA) and not makes_temporary(sql):
+        if self.lock is not None and kind in (WRITE, SCHEMA) and not self.lock.spares(sql):
             self.lock.acquire()
 
     def _release(self) -> None:

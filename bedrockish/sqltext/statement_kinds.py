@@ -23,8 +23,10 @@ _SWITCH = re.compile(
     r"(?:[=(]\s*+['\"]?(\w++)['\"]?\s*+\)?\s*+)?;?\s*+",
     re.IGNORECASE,
 )
-
-
+_BUSY_TIMEOUT = re.compile(
+    r"\s*+PRAGMA\s++(?:main\s*+\.\s*+)?busy_timeout\s*+(?:[=(]\s*+['\"]?([+-]?\d{1,9})['\"]?\s*+\)?\s*+)?;?\s*+",
+    re.IGNORECASE,
+)
 _QUERY_ONLY = re.compile(
     r"\s*+PRAGMA\s++(?:main\s*+\.\s*+)?query_only\s*+(?:[=(]\s*+['\"]?(\w++)['\"]?\s*+\)?\s*+)?;?\s*+", re.IGNORECASE
 )
@@ -51,6 +53,16 @@ def query_only_of(sql: str) -> tuple[bool | None] | None:
     """
     found = _QUERY_ONLY.fullmatch(sql)
     return None if found is None else (None if found[1] is None else found[1].lower() in ("1", "on", "yes", "true"),)
+
+
+def busy_timeout_of(sql: str) -> tuple[int | None] | None:
+    """Return the milliseconds (None for a query) of a PRAGMA busy_timeout, in a tuple; None for other statements.
+
+    >>> busy_timeout_of("PRAGMA busy_timeout = 700"), busy_timeout_of("PRAGMA busy_timeout")
+    ((700,), (None,))
+    """
+    found = _BUSY_TIMEOUT.fullmatch(sql)
+    return None if found is None else (None if found[1] is None else max(int(found[1]), 0),)
 
 
 @remembered

@@ -39,6 +39,36 @@ def first_temporary(statements: Iterable[str]) -> int | None:
     return next((place for place, sql in enumerate(statements) if makes_temporary(sql)), None)
 
 
+@remembered
+def target_of(sql: str) -> tuple[str, str]:
+    """Return schema and name, in lower case, of the table that a statement makes or writes; empty texts where unknown.
+
+    >>> target_of("WITH a AS (SELECT 1) INSERT INTO temp.t SELECT * FROM a"), target_of("UPDATE OR FAIL [T] SET x = 1")
+    (('temp', 't'), ('', 't'))
+    """
+    depth, verb, found = 0, "", list[SqlToken]()
+    try:
+        for token in walk(without_settings(sql)):
+            depth += (token.text == "(") - (token.text == ")")
+            if depth == 0 and not verb and token.is_word("CREATE", "INSERT", "REPLACE", "UPDATE", "DELETE"):
+                verb = token.text.upper()
+            elif verb:
+                found.append(token)
+                if len(found) == _HEAD:
+                    break
+    except NotTokensError:
+        pass
+    before = {"CREATE": "TABLE", "INSERT": "INTO", "REPLACE": "INTO", "DELETE": "FROM"}.get(verb)
+    at = next((place for place, one in enumerate(found) if before and one.is_word(before)), -1) + 1
+    for words in (("IF", "NOT", "EXISTS"), ("OR",)):
+        if [one.text.upper() for one in found[at : at + len(words)]] == list(words):
+            at += max(len(words), 2)
+    names = [(one.name or "").lower() for one in found[at : at + 3]]
+    if not names or (before and not at):
+        return "", ""
+    return (names[0], names[-1]) if [one.text for one in found[at + 1 : at + 2]] == ["."] else ("", names[0])
+
+
 def filling_select(sql: str) -> str:
     """Return the SELECT of a CREATE TEMP TABLE ... AS SELECT; empty for other statements.
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,19 @@ if not os.fork():
     os._exit(0)
 os.wait()
 connection.execute("COMMIT")
+"""
+
+
+FORK_IN_C = """
+import ctypes, os, sys, time
+import bedrockish.dbapi as db
+connection = db.connect(sys.argv[1], 5, isolation_level=None, write_lock=True)
+connection.execute("BEGIN IMMEDIATE")
+child = ctypes.CDLL(None).fork()
+if not child:
+    time.sleep(60)
+print(child, flush=True)
+os._exit(0)
 """
 
 
@@ -129,6 +143,67 @@ def test_transactions_wait_from_their_first_write_on(url: str, tallied: db.Conne
         holder.execute("UPDATE tallied SET n = n + 1")
         holder.commit()
     assert value(tallied) == 3
+
+
+@BY_PATH
+def test_writes_into_temp_tables_need_no_lock(url: str, tallied: db.Connection) -> None:
+    with closing(opened(url, 0)) as other:
+        other.execute("CREATE TEMP TABLE own(x)")
+        tallied.execute("BEGIN IMMEDIATE")
+        for write in (
+            "INSERT INTO own VALUES (1)",
+            "WITH two(x) AS (SELECT 2) INSERT OR IGNORE INTO [Own] SELECT x FROM two",
+            "UPDATE OR IGNORE own SET x = x + 1",
+            "DELETE FROM temp.own WHERE x = 2",
+        ):
+            other.execute(write)
+        other.execute("BEGIN")
+        other.execute("INSERT INTO own VALUES (4)")
+        with pytest.raises(db.OperationalError, match="database is locked"):
+            other.execute("UPDATE tallied SET n = 5")
+        other.execute("COMMIT")
+        assert other.execute("SELECT x FROM own").fetchall() == [(3,), (4,)]
+        other.execute("CREATE TEMP TRIGGER more AFTER INSERT ON own BEGIN UPDATE tallied SET n = n + 1; END")
+        with pytest.raises(db.OperationalError, match="database is locked"):
+            other.execute("INSERT INTO own VALUES (1)")
+
+
+@BY_PATH
+def test_name_of_a_dropped_temp_table_needs_the_lock(url: str, tallied: db.Connection) -> None:
+    with closing(opened(url, 0)) as other:
+        other.executescript("CREATE TEMP TABLE renamed(x); DROP TABLE renamed; CREATE TABLE IF NOT EXISTS renamed(x)")
+        tallied.execute("BEGIN IMMEDIATE")
+        with pytest.raises(db.OperationalError, match="database is locked"):
+            other.execute("INSERT INTO renamed VALUES (1)")
+
+
+@BY_PATH
+def test_busy_timeout_bounds_the_wait_for_the_lock(url: str, tallied: db.Connection) -> None:
+    tallied.execute("BEGIN IMMEDIATE")
+    with closing(opened(url, 60)) as other:
+        assert other.execute("PRAGMA busy_timeout").fetchall() == [(60_000,)]
+        assert other.execute("PRAGMA busy_timeout = 30").fetchall() == [(30,)]
+        with pytest.raises(db.OperationalError, match=r"for 0\.03 s"):
+            other.execute("BEGIN IMMEDIATE")
+
+
+@BY_PATH
+def test_error_tells_that_a_forked_process_keeps_the_lock_of_a_dead_one(url: str, tallied: db.Connection) -> None:
+    """A fork by C code copies the lock, and runs no code of Python's in the child."""
+    with subprocess.Popen([sys.executable, "-c", FORK_IN_C, url], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.wait()
+    try:
+        if f" {parent.pid} " not in Path("/proc/locks").read_text():
+            pytest.skip("the system does not list the locks of processes that have ended")
+        tallied.execute("PRAGMA busy_timeout = 0")
+        with pytest.raises(db.OperationalError, match=f"process {parent.pid} has ended, and a process that it forked"):
+            tallied.execute("BEGIN IMMEDIATE")
+    finally:
+        os.kill(child, signal.SIGKILL)
+    tallied.execute("PRAGMA busy_timeout = 30000")
+    tallied.execute("UPDATE tallied SET n = n + 1")
 
 
 @BY_PATH

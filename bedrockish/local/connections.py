@@ -2,7 +2,7 @@
 
 SQLite uses POSIX locks, and a process loses all its POSIX locks on a file as soon as it closes any descriptor of that
 file. A SQLite library avoids this for its own descriptors, but does not know those of another library in the process.
-So Python's ``sqlite3`` may not open a file that this library has open, and the program not its -shm file.
+So Python's ``sqlite3`` may not open a file that this library has open, and the program may not open its -shm file.
 """
 
 import os
@@ -30,8 +30,9 @@ SHM = "-shm"  # the file in which SQLite has the locks of its readers
 BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
 ASK_S = 0.01  # how long a closing thread waits before it interrupts the running statement again
 BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # most tries to ask a busy connection for its file; seconds between two
-# The open connections, each with the device and the inode of its file. A connection that was never closed leaves by its
-# weak reference. No lock guards this: each operation is atomic, and a finalizer may run between any two operations.
+# The open connections, each with the device and the inode of its file. A connection that was never closed is
+# removed by the callback of its weak reference. No lock guards this: each operation is atomic, and a finalizer may run
+# between any two operations.
 _open: dict[object, tuple[int, int]] = {}
 _lock = threading.Lock()  # held while the audit hook is installed
 _opening = threading.Lock()  # held while a thread checks whether another library has the file open
@@ -52,7 +53,7 @@ def connect(published: Published, facts: PublishedFacts) -> apsw.Connection:
     with _opening:
         if place not in list(_open.values()):
             _check_alone(published.database, place)
-        # Before the file is open: else another thread would ascribe the descriptor to another library.
+        # Recorded before the file is open: else another thread would take the descriptor for that of another library.
         _open[opening] = place
     try:
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
@@ -82,7 +83,7 @@ def connect(published: Published, facts: PublishedFacts) -> apsw.Connection:
 
 
 def _remedy(error: apsw.Error) -> str:
-    is_count = isinstance(error, apsw.CantOpenError)  # mostly a lack of descriptors
+    is_count = isinstance(error, apsw.CantOpenError)  # the cause is mostly a lack of file descriptors
     return f"{'raise the limit of files of the program, or ' if is_count else ''}connect to a URL"
 
 

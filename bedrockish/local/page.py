@@ -31,7 +31,8 @@ MAGIC = b"bdrknod1"
 SERVING, READING, REFUSING, STOPPED = 1, 2, 3, 4
 MODES = {SERVING: "serving", READING: "only reading", REFUSING: "not serving", STOPPED: "stopped"}
 BATCHES = 64  # number of last batches for which the page has the number of WAL frames
-SILENT_NS = 4_000_000_000  # a node without a heartbeat for this time counts as gone; the time is that for a silent link
+# a node without a heartbeat for this time counts as gone, as after so long a silence on a link
+SILENT_NS = 4_000_000_000
 TORN_TRIES, TORN_S = 200, 0.0001
 _HEAD = Struct("<8sQI")  # magic, sequence, checksum of the facts
 _FACTS = Struct("<I16sIIQQQQQQQI")
@@ -355,7 +356,7 @@ class Published:
             ) from error
         if facts.boot != boot:
             raise UnavailableError(
-                _unserved(self.database, "its page was written on another machine, or before a boot")
+                _unserved(self.database, "its page was written on another machine, or before the last boot of this one")
             )
         if why := facts.why_not:
             raise UnavailableError(_unserved(self.database, why, "") if facts.runs else _unserved(self.database, why))
@@ -423,12 +424,12 @@ def _process_since(process: int) -> int:
 
 @lru_cache(maxsize=16)
 def _is_mounted_alone(database: str, _second: int) -> bool:
-    """Return whether a file is a mount of its own, as of this second: the list of mounts may be long."""
+    """Return whether a file is a mount of its own; looked up once a second, because the list of mounts may be long."""
     return is_mounted_alone(database)
 
 
 def file_system(device: int) -> str:
-    """Return the kind of the file system on a device, as of the last second; empty if the system does not tell."""
+    """Return the kind of the file system on a device, looked up once a second; empty if the system does not tell."""
     return _file_system(device, int(monotonic()))
 
 

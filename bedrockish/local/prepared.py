@@ -42,9 +42,11 @@ def decode_prepared(data: bytes) -> Prepared:
     try:
         base, schema, readonly, keys, changes, result = cbor2.loads(data)
         if type(schema) is not int or type(readonly) is not bool:
-            raise UsageError("a prepared transaction has the version of its schema, and tells whether it only reads")
+            raise UsageError("a prepared transaction must have a schema version, and say whether it only reads")
         if type(changes) is not bytes or type(result) is not bytes or (readonly and changes):
-            raise UsageError("a prepared transaction has its changes and its result as bytes")
+            raise UsageError(
+                "a prepared transaction has changes and a result as bytes, and no changes if it only reads"
+            )
         prepared = Prepared(check(base), schema, readonly, ROWS, AccessSet.unpack(keys), changes, result)
     except (cbor2.CBORError, EntryMalformedError, ValueError, TypeError) as error:
         raise UsageError(f"these {len(data)} bytes are not a prepared transaction: {error}") from error

@@ -31,11 +31,11 @@ from bedrockish.sqltext.session_settings import LIKE, NONE, split_settings
 from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
 
-TEXTS_MAX, TEXTS_BYTES = 2_000, 4 << 20  # the most compiled texts that are remembered, and about their bytes
+TEXTS_MAX, TEXTS_BYTES = 2_000, 4 << 20  # the most compiled texts that are remembered, and their approximate bytes
 AGAIN_S = 0.1  # seconds between two attempts to open the file
 DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
 PINNED_S = 60.0  # seconds without a read after which the snapshot of a ``snapshot`` block is released
-MEASURED, LONG_S = 16, 0.0003  # one run of so many is measured; a text whose run takes longer is long
+MEASURED, LONG_S = 16, 0.0003  # one of this many runs is measured; a text that takes more seconds is long
 STEPS = 4_000  # SQLite's virtual machine instructions between two checks of the deadline
 _WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
 _MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
@@ -352,7 +352,7 @@ class FileSnapshots:
 
     @property
     def commits(self) -> Token:
-        """The commits that sessions of this process have made by the file; another object after each commit."""
+        """The commits that sessions of this process have made by the file; a new object after each commit."""
         return _commits.get(self.origin, _NONE)
 
     def _pinned(self) -> ReadConnection:

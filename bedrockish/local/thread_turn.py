@@ -38,7 +38,7 @@ class ThreadTurn:
         self._waiting.clear()
         self._holder = 0  # the thread that has the turn; 0 for none
         self._is_running = False  # whether that thread runs a statement
-        self._begun = 0  # the statements that were begun, in which a waiting thread sees that the holder goes on
+        self._begun = 0  # the number of statements begun: while it grows, a waiting thread sees that the holder goes on
         self._until = 0.0  # until when the holder keeps the turn while others wait, in seconds of ``monotonic``
 
     def __enter__(self) -> None:
@@ -88,7 +88,7 @@ class ThreadTurn:
                 self._waiting.remove(mine)
 
     def _place(self, mine: tuple[int, Lock]) -> int:
-        """Return the factor of a thread's wait, by its place, so that not all the threads wake again and again."""
+        """Return the place of a thread in the queue, from 1: the first wakes often, and each later one less often."""
         try:
             return self._waiting.index(mine) + 1
         except ValueError:  # the turn was passed to this thread just now

@@ -336,7 +336,7 @@ class LocalTransaction:
         TURN.leave()
 
     def leave_ended(self) -> None:
-        """Return the workspace, once, if the transaction was ended; during a statement, at the statement's end."""
+        """Return the workspace, once, if the transaction was ended; called when no statement of it runs any more."""
         if self._ended is not None and not self._is_left:
             self._is_left = True
             self._leave()

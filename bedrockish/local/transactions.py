@@ -68,7 +68,7 @@ class LocalTransactions:
             request = replace(request, user=self._reads.user)
         if self.is_closed:
             return None
-        self.forget(request.command)  # a signal may have ended the first statement after its BEGIN
+        self.forget(request.command)  # an earlier attempt, ended by a signal, may have left it open
         with TURN, self._beginning:
             made = self._begin(request)
         if self.is_closed:

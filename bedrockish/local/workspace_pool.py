@@ -53,8 +53,9 @@ class FileWorkspace:
         reader = self._connect()
         try:
             self._wal = io.FileIO(published.database + "-wal")
-            weakref.finalize(self, self._wal.close)  # if the exception of a signal's handler leaves it to no one
-            self.schema = pool.schema(reader, facts, -1)  # before the ROLLBACK, so of one snapshot
+            # for an exception of a signal's handler, after which no caller has it
+            weakref.finalize(self, self._wal.close)
+            self.schema = pool.schema(reader, facts, -1)  # read before the ROLLBACK, and so from one snapshot
             reader.execute("ROLLBACK")
             self._first: apsw.Connection | None = reader
             locks = RowLocks(lambda: self.schema.known.schema)

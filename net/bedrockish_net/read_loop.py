@@ -29,7 +29,7 @@ class Courtesy:
 
     Programs and nodes on one machine send more while this process waits. A process that only computes sends nothing,
     and keeps the processor for milliseconds. So the time of the last calls is compared with the number of sockets that
-    were readable after them, and useless calls pause.
+    were readable after them, and after useless calls there is a pause.
     """
 
     WORTH_S = 250e-6  # the most seconds that a readable socket is worth: the time of ten session reads

@@ -24,7 +24,8 @@ from bedrockish_net.link_texts import (
 )
 from bedrockish_net.local_socket import connect, is_loopback, is_path
 
-# ``time.monotonic`` under a name that tests of programs do not replace by a frozen date; Windows lacks the first one.
+# The monotonic clock, under a name that test libraries which freeze the time do not replace. Windows lacks
+# ``clock_gettime``.
 monotonic = (
     partial(time.clock_gettime, time.CLOCK_MONOTONIC) if hasattr(time, "clock_gettime") else partial(time.monotonic)
 )

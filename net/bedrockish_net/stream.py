@@ -166,7 +166,7 @@ class Link:
             self._queue(data)
 
     def send_parts_nowait(self, parts: Sequence[bytes]) -> None:
-        """Queue one message that is given in parts, without copying long parts as a whole; see ``send_nowait``.
+        """Queue one message that is given in parts, without a copy of them all in one string; see ``send_nowait``.
 
         The errors are those of ``send_nowait``.
         """

@@ -1,4 +1,4 @@
-"""SQLite on several machines: write to any of them, and it is right."""
+"""SQLite on several machines: every node accepts writes, and transactions stay serializable."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bedrockish.client.pool import ConnectionPool, Pool, connect_pool, open_pool
     from bedrockish.client.transaction import Transaction
     from bedrockish.client.trio_client import Client, open_client
-    from bedrockish.embedded import node as node  # the same call, as type checkers can follow it
+    from bedrockish.embedded import node as node  # type checkers cannot follow ``__getattr__``
 
 __version__ = "0.3.0.dev0"
 

@@ -409,7 +409,8 @@ def _repairs(
 def _moment(runtime: Runtime) -> tuple[str, int]:
     """Return the id of the cluster, and the time in milliseconds since 1970 for the expiry of tokens.
 
-    The time is the later of the cluster's clock and the machine's clock, because the cluster's clock may only count.
+    The time is the later of the cluster's clock and the machine's clock: while the cluster's clock is off, it falls
+    behind the time of day.
     """
     state = runtime.core.state
     return state.roster.membership.cluster_id, max(milliseconds(state.clock.value), runtime.clock().wall_ms)

@@ -244,7 +244,8 @@ def _database(config: Path) -> Path:
     path = config.parent / check_path(named, f"{config}: database")
     if not has_short_name(socket_path(path)):  # the node would serve other machines, and no program of this one
         longest = NAME_BYTES_MAX - len(socket_path(""))
-        raise ConfigError(f"{config}: {named}: programs use a file whose name has at most {longest} bytes; shorten it")
+        why = f"programs can open only a file whose name has at most {longest} bytes; shorten it"
+        raise ConfigError(f"{config}: {named}: {why}")
     return path
 
 

@@ -317,7 +317,7 @@ def forgotten(command: str, txid: object) -> ForgottenError:
 
 
 def told_too_early(command: str) -> ConflictError:
-    """Return the error for an open transaction that cannot commit any more with the clock that its client was told."""
+    """Return the error for an open transaction that cannot commit with the ``transaction_clock()`` that it has used."""
     return ConflictError(
         f"transaction {command} took its transaction_clock() too early: others have committed since, or that time is "
         "closed; the transaction did not happen: run it again, call transaction_clock() last, and commit within "

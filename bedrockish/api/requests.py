@@ -41,7 +41,7 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
 )
 MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, VOID, *USER_ACTIONS)
 
-FEW_STATEMENTS = 10  # with more statements, a request is not searched for long values to hash without a copy
+FEW_STATEMENTS = 10  # in a request of at most so many statements, long values are hashed without a copy
 MANY_RESULTS = 23  # the most items of a CBOR array whose head has one byte
 NAMES_CHARACTERS_MAX = 1_000  # the encoding of longer column names is not cached: a name may be a long text
 

@@ -25,7 +25,7 @@ from bedrockish_journal.model.errors import JournalError
 from bedrockish_net.errors import NetError
 
 DEBUG_VARIABLE = "BEDROCKISH_DEBUG"
-ABOUT = "SQLite on several machines: write to any of them, and it is right."
+ABOUT = "SQLite on several machines: every node accepts writes, and transactions stay serializable."
 OTHERS = 0o077
 WIDTH_MAX = 1_000  # characters: more than the first sentence of any help has
 USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130

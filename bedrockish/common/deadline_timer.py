@@ -49,5 +49,5 @@ class DeadlineTimer:
             self._wait = None
             self._at = self._next()
             if self._at <= self._now():
-                self._at = math.inf  # until ``reschedule``, which work that ``act`` starts may call later
+                self._at = math.inf  # no deadline until ``reschedule``, which ``act`` or work that it starts calls
                 self._act()

@@ -1,4 +1,4 @@
-"""Small files that a kill or a power cut leaves as they were, or whole: each is written under another name first."""
+"""Writes small files under another name first, so that a kill or a power cut leaves the old or the new file whole."""
 
 import errno
 import os
@@ -47,7 +47,7 @@ def make_folder(path: Path) -> None:
 def lock_folder(descriptor: int, folder: Path, tell: Callable[[str], None]) -> bool:
     """Let one process at a time work in an open folder; others wait. Return whether the system has locks for folders.
 
-    The numbers of processes do not tell which of them run: a container has its own, and a shared folder.
+    A file with the process's number would not do: containers that share the folder number their processes separately.
 
     Args:
         tell: gets a text for the user before this process waits.

@@ -74,7 +74,7 @@ def watch_forks(known: Inherited) -> None:
 
 
 def wait_at_forks(running: Running) -> None:
-    """Let each fork from now on wait until no thread is inside SQLite for the object; let a present one end first."""
+    """Let each fork from now on wait until no thread is inside SQLite for the object; wait for a fork under way."""
     is_held = threading.get_ident() not in FORKING and _fork_lock.acquire(timeout=WAIT_S)
     try:
         _RUNNING.add(running)

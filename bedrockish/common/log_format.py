@@ -116,7 +116,7 @@ class _JsonLines(_Lines):
 
 
 class _Unwaited(io.FileIO):
-    """Writes to a pipe, a socket or a terminal without waiting for its reader; leaves out what does not fit.
+    """Writes to a pipe, a socket or a terminal without waiting for its reader; drops texts that do not fit.
 
     Otherwise a supervisor that does not read a node's output, or a paused terminal, would stop the node's event loop.
     ``O_NONBLOCK`` on the descriptor itself would hold for other programs that write to it, too: where the system lets
@@ -133,7 +133,7 @@ class _Unwaited(io.FileIO):
         super().__init__(file, "w", closefd=not self._is_blocking)
         self._poll = select.poll()
         self._poll.register(file, select.POLLOUT)
-        self._rest, self._is_cut = b"", False  # what is left of a text that was written in part
+        self._rest, self._is_cut = b"", False  # the rest of a text that was written in part; whether a text was dropped
 
     def write(self, text: Any, /) -> int:
         """Write a text as far as it fits; return its whole length."""
@@ -156,7 +156,9 @@ class _Unwaited(io.FileIO):
 
 
 def never_wait(stream: TextIO) -> TextIO:
-    """Return a stream to the same place that never waits for its reader, or the stream itself if poll cannot ask it."""
+    """Return a stream with the same output that never waits for the reader; the stream itself if it has no descriptor
+    that can be polled.
+    """
     try:
         file = _Unwaited(stream.fileno())
     except (OSError, AttributeError):  # a stream of Python alone; or Windows, which lacks poll

@@ -114,7 +114,7 @@ class Config:
     cluster: str = "bedrockish"  # name of the cluster; nodes of different clusters refuse each other
     peers: Mapping[str, Address]  # the founding members and where they listen, this node included
     http: Address | None = None  # where HTTP is served, host:port; None: nowhere
-    http_token: str = field(default="", repr=False)  # what a caller must send as a bearer token; empty: no token
+    http_token: str = field(default="", repr=False)  # the bearer token that a caller must send; empty: no token
     # Names of users and the hashes of their passwords; empty: no login is required.
     users: Users = field(default_factory=dict, repr=False)
     # Python modules with commands, and with functions and collations for SQLite; the same at all nodes.

@@ -35,7 +35,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 FACTORY = 5  # position of ``factory`` among the arguments of ``connect``
 DECLARED_S, DECLARED_MAX = 60.0, 1000  # how long, and for how many texts, declared types are cached
-DECLARED_CHARACTERS = 1 << 20  # of these texts together, before the last one
+DECLARED_CHARACTERS = 1 << 20  # if these texts are longer together, the cache is cleared
 ISOLATION_LEVELS = ("", "DEFERRED", "IMMEDIATE", "EXCLUSIVE")
 
 

@@ -1,7 +1,7 @@
 """Functions, aggregates and collations that a program registers, although its SQL runs on the nodes.
 
 Many programs register functions as soon as they have connected, and never use most of them. So a registration is only
-recorded, and a statement that calls a function that no node has raises the error. A registration under the name of a
+recorded; the error comes when a statement calls a function that the nodes lack. A registration under the name of a
 SQLite function is refused, because the nodes would silently run SQLite's function instead.
 """
 

@@ -10,7 +10,7 @@ from bedrockish.errors import SqlError, UnsupportedError
 SCHEME, MEMORY = "file:", ":memory:"
 WRITABLE = {"ro": False, "rw": True, "rwc": True}
 LOCK_S = 5.0
-"""How long sqlite3 waits for a lock by default. Programs give it less to wait less, not to shorten their statements."""
+"""sqlite3's default ``timeout``, its wait for a lock. A program that gives less does not mean to shorten statements."""
 
 
 def place_of(database: Where | bytes | None) -> tuple[Where | None, bool]:

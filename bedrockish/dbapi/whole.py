@@ -26,7 +26,7 @@ def quoted(name: str) -> str:
 
 
 class Blob:
-    """One value of a row, copied when the blob is opened, and read as a file. The copy is read-only: UPDATE writes."""
+    """One value of a row, copied when the blob is opened, and read as a file. Only an UPDATE can change the value."""
 
     def __init__(self, value: bytes, check: Callable[[], None]) -> None:
         self._file: io.BytesIO | None = io.BytesIO(value)
@@ -72,7 +72,7 @@ class Blob:
             NotSupportedError: always.
         """
         self._open()
-        raise NotSupportedError("a blob is read only here: an UPDATE of the column replicates what it writes")
+        raise NotSupportedError("a blob can only be read here; write the value by an UPDATE of the column")
 
     def close(self) -> None:
         """Close the blob; a second close does nothing."""
@@ -135,8 +135,8 @@ def _key_of(run: Run, table: str) -> list[str]:
     (sql,) = next(iter(run("SELECT sql FROM sqlite_schema WHERE type = 'table' AND lower(name) = lower(?)", (table,))))
     if "collate" not in str(sql).lower():
         return [quoted(row[2]) for row in columns]
-    # The collation of the key may distinguish values that the column's own collation does not. With a collation, SQLite
-    # does not use the key for a comparison of several columns.
+    # The key's collation is written into the terms, because it may distinguish values that the column's own collation
+    # does not. It is left out where it can be: with COLLATE, SQLite compares several columns without the key's index.
     return [f"{quoted(row[2])} COLLATE {quoted(row[4])}" for row in columns]
 
 

@@ -112,7 +112,7 @@ class WriteLock:
                 self.close()  # the next attempt makes the file again
                 return False
         if token:
-            with suppress(BedrockishError):  # the token of a cluster whose file was here before
+            with suppress(BedrockishError):  # the token may be of another cluster, whose file was at this path before
                 self._link.token = token
         return True
 
@@ -132,7 +132,7 @@ class WriteLock:
                 token = self._link.token
                 os.pwrite(file, token, 0)
                 os.ftruncate(file, len(token))
-            except OSError:  # the disk is full: the next holder may lack the last commits, and then loses at COMMIT
+            except OSError:  # the disk is full: the next holder may lack the last commits, and get a conflict at COMMIT
                 with suppress(OSError):
                     os.ftruncate(file, 0)
             finally:

@@ -25,7 +25,7 @@ _OWN_CLUSTER = (
     "a cluster has one database, so tests need a cluster of their own: give its URL in TEST['NAME'], such as that of "
     "one node on this machine; its tables are dropped when the tests begin"
 )
-_ASK_S, _WAIT_S = 1.0, 60.0  # the waits for the program's own cluster, often out of the reach of tests, and for theirs
+_ASK_S, _WAIT_S = 1.0, 60.0  # timeouts for the program's cluster, often out of the tests' reach, and for the tests' own
 
 db.register_adapter(decimal.Decimal, str)
 # The converters that Django registers with sqlite3, for connections with declared types (OPTIONS detect_types).

@@ -1,7 +1,7 @@
 """The connections of HTTP: requests are read and replies written, one after the other; a caller that does not read, or
 does not send, is disconnected.
 
-A connection lasts as long as its caller likes.
+Otherwise a connection lasts until its caller ends it, or the node stops.
 """
 
 import logging

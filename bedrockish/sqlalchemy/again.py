@@ -100,7 +100,5 @@ def lost(error: DBAPIError) -> bool:
 
 
 def was_made(error: DBAPIError) -> bool:
-    """Return whether an error says that a table or index exists already; a retry succeeds if it checks first what
-    exists.
-    """
+    """Return whether an error says that a table or index exists already; a retry that first looks for it succeeds."""
     return "already exists" in str(error.orig)

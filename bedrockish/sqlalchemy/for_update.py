@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Alias, Select, Subquery, Table, tuple_, update
 from sqlalchemy.exc import CompileError
 
-UNSUPPORTED = "FOR UPDATE: {}; select the rows of one table that has a primary key, or write a row that both change"
+UNSUPPORTED = "FOR UPDATE: {}; select rows of one table with a primary key, or let both transactions write one row"
 
 
 def claim_of(statement: Any, params: dict[str, Any]) -> Any:

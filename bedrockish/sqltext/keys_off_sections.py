@@ -85,8 +85,8 @@ def check_no_action(sql: str, parents: Iterable[tuple[str, str | None]]) -> None
         if parent.lower() in names and (deletes or changes_key):
             raise UnsupportedError(
                 f"PRAGMA foreign_keys is off, but nodes always enforce foreign keys for rows, and those that refer to "
-                f"{parent} would act (CASCADE, SET NULL, SET DEFAULT); switch it on, or change the schema before, in "
-                "the same transaction",
+                f"{parent} would act (CASCADE, SET NULL, SET DEFAULT); switch the PRAGMA on, or change the schema "
+                "earlier in the same transaction",
                 sql=sql,
             )
 

@@ -110,7 +110,7 @@ class SessionValues:
         return sql if sql.strip() else answer
 
     def set_before(self, sql: str) -> str:
-        """Return a statement with the settings before it that are on and may change its meaning."""
+        """Return a statement after PRAGMAs for the settings that are on and may change its meaning."""
         if not self.settings:
             return sql
         kind = kind_of(sql)
@@ -120,7 +120,7 @@ class SessionValues:
         return with_settings(sql, self.settings & {LIKE}) if compares else sql
 
     def set_before_all(self, texts: Sequence[str]) -> list[str]:
-        """Return the statements of a request, each with the settings that the session or the request has set."""
+        """Return the statements of a request, each after PRAGMAs for settings of the session and of the request."""
         found: list[str] = []
         last = None
         for sql in texts:

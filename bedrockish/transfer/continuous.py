@@ -161,7 +161,7 @@ class _Backup:
     def __init__(self, url: str, folder: Path, plan: BackupPlan, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._plan, self._say = url, folder, plan, say
         self._segment: Segment | None = None
-        self.late: BedrockishError | None = None  # why the snapshot that is due could not be made; None if none is due
+        self.late: BedrockishError | None = None  # why the last attempt to renew the snapshot failed, or None
         self._try_at = 0.0
 
     async def open(self) -> None:

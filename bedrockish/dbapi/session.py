@@ -375,7 +375,8 @@ class Session:
     def _switch(self, on: bool | None) -> Rows:
         """Execute PRAGMA foreign_keys, which holds for the open transaction, if any."""
         if on is None:
-            enforced = not self._unchecked if self._open is not None else self.foreign_keys
+            set_here = self._open is not None and (self._unchecked or self._is_switched)
+            enforced = not self._unchecked if set_here else self.foreign_keys
             return Rows(("foreign_keys",), [(int(enforced),)])
         if self._open is None:
             self.foreign_keys = on

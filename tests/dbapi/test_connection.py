@@ -224,6 +224,7 @@ def test_foreign_keys_off_holds_during_schema_changes(
     assert connection.execute("PRAGMA foreign_keys").fetchall() == [(0,)]
     connection.execute("BEGIN")
     connection.execute("PRAGMA foreign_keys = ON")  # no effect in a transaction, as in SQLite
+    assert connection.execute("PRAGMA foreign_keys").fetchall() == [(0,)]
     connection.execute(f"CREATE TABLE {table}n(id INTEGER PRIMARY KEY, name TEXT)")
     connection.execute(f"INSERT INTO {table}n(id) SELECT id FROM {table}")
     connection.execute(f"DROP TABLE {table}")

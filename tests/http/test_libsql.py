@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from sqlalchemy import create_engine, text
 
 from bedrockish.api.requests import Statement
 from bedrockish.errors import ConflictError, OutcomeUnknownError, TooLargeError, UsageError
+from bedrockish.http.libsql import pipeline as pipelines_module
 from bedrockish.http.libsql import session
 from bedrockish.http.libsql.pipeline import OpenStream, Pipelines, _answered
 from bedrockish.http.libsql.session import DeclaredTypes, LibsqlSession, parameter_names, whole_transaction
@@ -54,6 +56,13 @@ def left(node: Asker) -> str:
     return str(begun["baton"])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quiet(node: Asker) -> str:
+    """Open a stream without a transaction before all other tests; return its baton."""
+    made = execute("CREATE TABLE IF NOT EXISTS quiet(id INTEGER PRIMARY KEY)")
+    return str(pipeline(node, made, execute("INSERT INTO quiet VALUES (77)"))["baton"])
+
+
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 
@@ -86,13 +95,68 @@ def test_statement_that_would_be_rolled_back_by_a_close_is_refused(node: Asker, 
     begun = pipeline(node, execute("BEGIN"))
     write = execute("INSERT INTO closed VALUES (1)")
     asked = write if kind == "execute" else {"type": "batch", "batch": {"steps": [{"stmt": write["stmt"]}]}}
-    first, *_ = pipeline(node, asked, {"type": "get_autocommit"}, {"type": "close"}, baton=begun["baton"])["results"]
-    told = first["error"] if kind == "execute" else first["response"]["result"]["step_errors"][0]
-    assert "rolled back" in told["message"]
+    answered = pipeline(node, asked, {"type": "get_autocommit"}, {"type": "close"}, baton=begun["baton"])
+    first, _, close = answered["results"]
+    assert "rolled back" in first["error"]["message"]
+    assert "stays open" in close["error"]["message"]
+    ended = pipeline(node, execute("ROLLBACK"), {"type": "close"}, baton=answered["baton"])
+    assert (ended["results"][0]["type"], ended["baton"]) == ("ok", None)
     again = pipeline(node, execute("BEGIN"))["baton"]
     whole = pipeline(node, write, execute("COMMIT"), {"type": "close"}, baton=again)["results"]
     assert [one["type"] for one in whole] == ["ok", "ok", "ok"]
     assert rows(pipeline(node, execute("SELECT count(*) FROM closed"), {"type": "close"})["results"][0]) == [["1"]]
+
+
+def test_npms_libsql_gets_the_reason_of_a_refusal_in_its_transaction(node: Asker) -> None:
+    """Its ``transaction()`` sends ROLLBACK after an error, and raises the error of ROLLBACK if that fails, too."""
+    begun = pipeline(node, execute("BEGIN"))["baton"]
+    results: list[dict[str, Any]] = []
+    for sql in ("INSERT INTO quiet VALUES (78)", "ROLLBACK"):
+        asked = {"type": "batch", "batch": {"steps": [{"stmt": {"sql": sql}}]}}
+        answered = pipeline(node, asked, {"type": "get_autocommit"}, {"type": "close"}, baton=begun)
+        begun, results = answered["baton"], [*results, answered["results"][0]]
+    assert "prepare the statement afterwards" in results[0]["error"]["message"]
+    assert results[1]["response"]["result"]["step_errors"] == [None]
+
+
+def test_savepoint_outside_of_a_transaction_begins_one(node: Asker) -> None:
+    """As in SQLite, RELEASE of the savepoint that began the transaction commits it."""
+    sql = ["SAVEPOINT a", "INSERT INTO quiet VALUES (80)", "SAVEPOINT a", "INSERT INTO quiet VALUES (81)"]
+    sql += ["ROLLBACK TO a", "RELEASE a", "INSERT INTO quiet VALUES (82)", "RELEASE nothing"]
+    told = pipeline(node, *map(execute, sql), {"type": "get_autocommit"})
+    assert [one["type"] for one in told["results"]] == ["ok"] * 7 + ["error", "ok"]
+    assert told["results"][7]["error"]["message"].endswith("no such savepoint: nothing")
+    assert not told["results"][8]["response"]["is_autocommit"]
+    found = execute("SELECT group_concat(id) FROM quiet WHERE id >= 80")
+    assert rows(pipeline(node, found, {"type": "close"})["results"][0]) == [[None]]
+    ends = pipeline(node, execute("RELEASE A"), {"type": "get_autocommit"}, execute("RELEASE a"), baton=told["baton"])
+    assert [one["type"] for one in ends["results"]] == ["ok", "ok", "error"]
+    assert ends["results"][1]["response"]["is_autocommit"]
+    assert rows(pipeline(node, found, {"type": "close"})["results"][0]) == [["80,82"]]
+    (alone, _) = pipeline(node, execute("SAVEPOINT a"), {"type": "close"})["results"]
+    assert "the stream is closed" in alone["error"]["message"]
+
+
+def test_transaction_has_the_setting_of_foreign_keys_from_before_it(node: Asker) -> None:
+    sql = [
+        "PRAGMA foreign_keys = OFF",
+        "BEGIN",
+        "PRAGMA foreign_keys",
+        "PRAGMA foreign_keys = ON",
+        "PRAGMA foreign_keys",
+    ]
+    told = pipeline(node, *map(execute, sql), {"type": "close"})["results"]
+    assert [rows(told[place]) for place in (2, 4)] == [[["0"]], [["0"]]]
+
+
+def test_call_for_a_lost_stream_leaves_its_client_without_a_baton(node: Asker) -> None:
+    """The Rust client opens another stream after such an answer, and uses the lost one for ever after a status 400."""
+    lost = pipeline(node, execute("SELECT 1"), {"type": "close"}, baton="lost")
+    assert lost["baton"] is None
+    assert [one["error"]["message"][:29] for one in lost["results"]] == ["there is no stream for this b"] * 2
+    reply = node("/v3/cursor", {"baton": "lost", "batch": {"steps": [{"stmt": {"sql": "SELECT 1"}}]}})
+    first, told = map(json.loads, reply.body.splitlines())
+    assert (reply.status, first["baton"], told["type"], told["step"]) == (200, None, "step_error", 0)
 
 
 def test_a_batch_is_one_transaction_and_says_which_step_failed(node: Asker) -> None:
@@ -435,7 +499,7 @@ def test_sqlalchemy_libsql_works(node: Asker) -> None:
     engine.dispose()
 
 
-def test_abandoned_stream_is_rolled_back(node: Asker, left: str) -> None:
+def test_abandoned_stream_is_rolled_back_and_a_quiet_one_stays(node: Asker, left: str, quiet: str) -> None:
     """HTTP does not show that a client has gone, so its open stream ends after a while.
 
     This test comes last, when most of that time has passed.
@@ -446,6 +510,20 @@ def test_abandoned_stream_is_rolled_back(node: Asker, left: str) -> None:
     assert node("/status").json["open_transactions"] == 0
     assert node("/v2/pipeline", {"baton": left, "requests": []}).status == 400
     assert rows(pipeline(node, execute("SELECT count(*) FROM left_open"), {"type": "close"})["results"][0]) == [["0"]]
+    assert rows(pipeline(node, execute("SELECT last_insert_rowid()"), baton=quiet)["results"][0]) == [["77"]]
+
+
+async def test_node_keeps_the_newest_quiet_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines_module, "IDLE_S", 0.0)
+    monkeypatch.setattr(pipelines_module, "QUIET_MAX", 2)
+    nothing: Any = None
+    closed: list[int] = []
+    pipelines = Pipelines(nothing, nothing, nothing)
+    for number in range(4):
+        session: Any = SimpleNamespace(closed=False, is_quiet=number > 0, close=partial(closed.append, number))
+        pipelines._keep(OpenStream(session, b"", ""))
+    pipelines._close_idle()
+    assert (closed, len(pipelines._kept), len(pipelines._quiet)) == ([0, 1], 0, 2)
 
 
 async def test_cursor_baton_is_valid_before_the_last_line_is_sent() -> None:

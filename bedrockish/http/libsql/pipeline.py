@@ -1,11 +1,13 @@
 """Hrana over HTTP: pipelines and cursors of requests on streams. A baton names a stream from call to call.
 
-A baton is a random text that is valid for one call; each answer has a new baton. An idle stream is closed after a
-while, and its open transaction is rolled back, since a node cannot know that its client has gone.
+A baton is a random text that is valid for one call; each answer has a new baton. An idle stream with an open
+transaction is closed after a while, since a node cannot know that its client has gone. An idle stream without one
+stays for a long time, because libSQL's client for Rust, on which npm's and PyPI's ``libsql`` rest, keeps the baton of a
+SELECT for ever and does not recover from the refusal of its baton.
 """
 
 import secrets
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,10 +27,22 @@ from bedrockish.node.transactions.callers import RULE, Owner, caller_of, has_roo
 
 IDLE_S = 10.0
 STREAMS_MAX = 1_000
+QUIET_MAX = 4_000  # the most idle streams without state that must end; about 2 KB each
 REQUESTS_MAX = 1_000  # the most requests of one pipeline
 
 Body = Callable[[HttpRequest], Awaitable[bytes]]
 Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
+
+
+class NoStreamError(UsageError):
+    """Raised for a baton whose stream does not exist."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"there is no stream for this baton: it was used already, or the stream was idle for {IDLE_S:g} s with an "
+            "open transaction, or the node was started again; uncommitted statements did not happen: open another "
+            "stream"
+        )
 
 
 @dataclass
@@ -46,6 +60,7 @@ class Pipelines:
     def __init__(self, node: Runtime, declared: DeclaredTypes, body: Body) -> None:
         self._node, self._declared, self._body = node, declared, body
         self._kept: dict[str, OpenStream] = {}
+        self._quiet: OrderedDict[str, OpenStream] = OrderedDict()  # idle streams that hold little; the oldest first
         self._expiries: deque[tuple[float, str]] = deque()  # each baton, with its time to expire
 
     def routes(self) -> dict[tuple[str, str], Handler]:
@@ -76,6 +91,7 @@ class Pipelines:
     # -- pipelines -------------------------------------------------------------------------------------------------
 
     async def _pipeline(self, request: HttpRequest) -> HttpReply:
+        requests: Any = None
         try:
             asked = await self._read(request)
             requests = asked.get("requests")
@@ -84,9 +100,15 @@ class Pipelines:
             if len(requests) > REQUESTS_MAX:
                 raise UsageError(f"a pipeline has {REQUESTS_MAX} requests at most; send several")
             kept = self._take(request, asked.get("baton"))
+        except NoStreamError as error:
+            if not requests:
+                return _failed(error)
+            # A client opens another stream after an answer without a baton, but uses its baton again after a 400.
+            failed = {"type": "error", "error": write_error(error)}
+            return _reply({"baton": None, "base_url": None, "results": [failed] * len(requests)})
         except BedrockishError as error:
             return _failed(error)
-        kept.session.memory = request.memory
+        kept.session.memory, kept.session.stays_open = request.memory, False
         results = []
         try:
             for place, one in enumerate(requests):
@@ -104,6 +126,11 @@ class Pipelines:
         try:
             asked = await self._read(request)
             kept = self._take(request, asked.get("baton"))
+        except NoStreamError as error:
+            lines = ({"baton": None, "base_url": None}, {"type": "step_error", "step": 0, "error": write_error(error)})
+            return HttpReply(
+                b"".join(write_json(line) + b"\n" for line in lines), 200, {"content-type": JSON, **NOT_KEPT}
+            )
         except BedrockishError as error:
             return _failed(error)
         try:
@@ -160,13 +187,11 @@ class Pipelines:
             return OpenStream(self._new(request), credentials, caller)
         if not isinstance(baton, str):
             raise UsageError("baton should be a text or null")
-        kept = self._kept.get(baton)
+        place = self._kept if baton in self._kept else self._quiet
+        kept = place.get(baton)
         if kept is None or kept.credentials != credentials:
-            raise UsageError(
-                f"there is no stream for this baton: it was used already, or the stream was idle for {IDLE_S:g} s, or "
-                "the node was started again; uncommitted statements did not happen: open another stream"
-            )
-        del self._kept[baton]
+            raise NoStreamError
+        del place[baton]
         return kept
 
     def _keep(self, kept: OpenStream, baton: str = "") -> str | None:
@@ -184,8 +209,12 @@ class Pipelines:
         while self._expiries and self._expiries[0][0] <= now:
             _, baton = self._expiries.popleft()
             late = self._kept.pop(baton, None)
-            if late is not None:
+            if late is not None and late.session.is_quiet:
+                self._quiet[baton] = late
+            elif late is not None:
                 late.session.close()
+        while len(self._quiet) > QUIET_MAX:
+            self._quiet.popitem(last=False)[1].session.close()
 
     async def watch(self) -> None:
         """Close idle streams, until cancelled."""

@@ -17,7 +17,7 @@ from typing import Any
 from bedrockish.api.requests import Answer, Request, Result, Statement, Token, decode_results
 from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS
-from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.errors import BedrockishError, ConflictError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.http.libsql.structures import (
     BatchStep,
     Json,
@@ -96,6 +96,7 @@ class LibsqlSession:
     check_stay: Callable[[], None] | None = None
     user = ""  # the name of the caller; empty at a node without users
     ends = False  # whether the present request is the last work of a call that closes the stream
+    stays_open = False  # whether the present call has refused a statement because the call closes the stream
 
     def __init__(self, node: Runtime, declared: DeclaredTypes, host: str = "") -> None:
         self._node, self._declared = node, declared
@@ -109,6 +110,7 @@ class LibsqlSession:
         self._is_switched = False  # whether PRAGMA foreign_keys was set in the open transaction
         self._is_legacy = False  # whether the open transaction has executed PRAGMA legacy_alter_table = ON
         self._changes_schema = False  # whether the open transaction has changed the schema
+        self._marks: list[str] | None = None  # savepoints of an open transaction that SAVEPOINT began; else None
         self._values = SessionValues()
         self._temporary = Temporary()
         self.closed = False  # whether the stream is closed
@@ -117,6 +119,11 @@ class LibsqlSession:
     def autocommit(self) -> bool:
         """Whether no transaction is open. A lost transaction counts as open until the program ends it."""
         return self._open is None and self._lost is None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the stream holds no transaction, no TEMP objects and no texts."""
+        return self.autocommit and not self._temporary.name and not self._texts
 
     def close(self) -> None:
         """End the stream, and roll its open transaction back. Closing twice is fine."""
@@ -170,6 +177,8 @@ class LibsqlSession:
             case "get_autocommit":
                 return {"type": kind, "is_autocommit": self.autocommit}
             case "close":
+                if self.stays_open:  # npm's libsql keeps a stream if a request has failed, and sends ROLLBACK next
+                    raise UsageError("the stream stays open, because a statement of this call was refused")
                 self.close()
             case _:
                 raise UsageError(f"{kind!r} is not a request of a stream")
@@ -243,6 +252,11 @@ class LibsqlSession:
             return await self._control(asked.kind, is_readonly=is_readonly(statement.sql))
         if self._lost is not None:
             raise self._lost
+        mark = control.savepoint_of(statement.sql, statement.params)
+        if mark is not None and (self._open is None or self._marks is not None):
+            if is_last and self._open is None:
+                raise UsageError(f"SAVEPOINT: the transaction would end with {LAST.format('SAVEPOINT')}")
+            return await self._mark(mark, statement)
         switched = switch_of(statement.sql)
         if switched is not None and (self._open is not None or switched != (LEGACY, True)):  # else a node refuses it
             if is_last and switched == ("foreign_keys", False) and self.autocommit:
@@ -252,6 +266,7 @@ class LibsqlSession:
         if is_last and setting is not None and setting[1]:
             raise UsageError(f"PRAGMA {setting[0]}: the setting would end with {LAST.format('the PRAGMA')}")
         if is_last and not self.autocommit and kind_of(statement.sql) in (WRITE, SCHEMA):
+            self.stays_open = True
             raise UsageError(
                 f"the transaction would be rolled back with {LAST.format('this statement')}, which has not run: send "
                 "COMMIT before the close (npm's libsql closes the stream unless it has seen BEGIN: send BEGIN by "
@@ -327,7 +342,8 @@ class LibsqlSession:
     async def _switch(self, on: bool | None) -> Result:
         """Execute PRAGMA foreign_keys, a setting of the stream and of its open transaction."""
         if on is None:
-            enforced = self._keys if self._open is None else not self._unchecked
+            set_here = self._open is not None and (self._unchecked or self._is_switched)
+            enforced = not self._unchecked if set_here else self._keys
             return Result(("foreign_keys",), [(int(enforced),)])
         if self._open is None:
             self._keys = on
@@ -367,6 +383,7 @@ class LibsqlSession:
             await self._node.transactions.handle(self._owner, BEGIN, opening)
             self._open, self._unchecked, self._is_switched = opening, False, False
             self._is_legacy = self._changes_schema = False
+            self._marks = None
             return done
         if self.autocommit and kind == control.ROLLBACK and was_uncommitted:
             return done
@@ -385,6 +402,24 @@ class LibsqlSession:
             assert opened is not None
             await self._node.transactions.handle(self._owner, ROLLBACK, opened)
         return done
+
+    async def _mark(self, mark: control.Control, statement: Statement) -> Result:
+        """Run SAVEPOINT outside of a transaction, which begins one, or a statement on the savepoints of such a one."""
+        if self._open is None and mark.kind == control.SAVEPOINT:
+            await self._control(control.BEGIN)
+            self._marks = []
+        name, marks = mark.name.lower(), self._marks
+        if self._open is None or marks is None or not (mark.kind == control.SAVEPOINT or name in marks):
+            raise SqlError(f"no such savepoint: {mark.name}", sql=statement.sql)
+        if mark.kind == control.RELEASE and name not in marks[1:]:
+            return await self._control(control.COMMIT)
+        answer = await self._step(STATEMENTS, (statement,))
+        if mark.kind == control.SAVEPOINT:
+            marks.append(name)
+        else:
+            place = len(marks) - 1 - marks[::-1].index(name)
+            del marks[place + (mark.kind == control.ROLLBACK_TO) :]
+        return self._results(answer)[-1]
 
     async def _step(self, op: str, statements: tuple[Statement, ...] = ()) -> Answer:
         """Do one step in the open transaction, and record whether the transaction is over."""
@@ -467,6 +502,8 @@ class LibsqlSession:
                         yield entry
                 outcomes[place] = True
             except BedrockishError as error:
+                if self.stays_open and len(steps) == 1:
+                    raise
                 outcomes[place] = False
                 yield {"type": "step_error", "step": place, "error": write_error(error)}
             except Exception as unexpected:

@@ -76,6 +76,9 @@ class Texts:
         self._texts: dict[int, str] = {}
         self._bytes = 0
 
+    def __len__(self) -> int:
+        return len(self._texts)
+
     def store(self, asked: Json) -> None:
         """Store a text.
 

@@ -31,7 +31,7 @@ MAGIC = b"bdrknod1"
 SERVING, READING, REFUSING, STOPPED = 1, 2, 3, 4
 MODES = {SERVING: "serving", READING: "only reading", REFUSING: "not serving", STOPPED: "stopped"}
 BATCHES = 64  # number of last batches for which the page has the number of WAL frames
-# a node without a heartbeat for this time counts as gone, as after so long a silence on a link
+# A node without a heartbeat for this time counts as gone; a client gives up a link after the same silence.
 SILENT_NS = 4_000_000_000
 TORN_TRIES, TORN_S = 200, 0.0001
 _HEAD = Struct("<8sQI")  # magic, sequence, checksum of the facts

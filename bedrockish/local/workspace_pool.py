@@ -53,7 +53,7 @@ class FileWorkspace:
         reader = self._connect()
         try:
             self._wal = io.FileIO(published.database + "-wal")
-            # for an exception of a signal's handler, after which no caller has it
+            # An exception of a signal's handler may leave the log without an owner that closes it.
             weakref.finalize(self, self._wal.close)
             self.schema = pool.schema(reader, facts, -1)  # read before the ROLLBACK, and so from one snapshot
             reader.execute("ROLLBACK")

@@ -38,7 +38,9 @@ from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.model.vector import merge as merge_vectors
 from bedrockish_journal.storage.schema_history import FAILED, SCHEDULED
 
-LONG_CHANGE_S = 0.2  # if a new index's trial takes more seconds, the change is delayed, and the index is built online
+# A schema change that makes an index is tried in a worker. If the trial takes more seconds than this, the change comes
+# into force after a delay, during which every node builds the index online.
+LONG_CHANGE_S = 0.2
 # The delay is BUILD_S + BUILD_FACTOR * the trial's time, because a build works only half of the time, and other nodes'
 # machines may be slower.
 BUILD_S, BUILD_FACTOR = 2.0, 20

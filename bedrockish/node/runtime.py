@@ -288,7 +288,8 @@ class Runtime:
     def cancel(self, owner: object, command: object) -> None:
         """Stop a command, or the running statement of an open transaction, whose caller no longer waits.
 
-        A transaction goes on if voters may have it. A command goes on that another call on the same link has sent, too.
+        A transaction goes on if voters may have it. A command goes on if another call of the same link has sent it,
+        too.
         """
         found = [
             (number, waiter)

@@ -43,7 +43,8 @@ SHRINK_PAGES = 100  # pages that are returned to the disk at a time: some millis
 NAME_CHARACTERS_MAX = 100
 COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # a command id is remembered for at least this long after it was made
 HOLDS_MAX = 100
-HOLD_NAMES_MAX = 1_000  # most names, released ones too: a node's older message could restore a forgotten name's hold
+# Most names of readers. Released names are kept, too: an older message could restore the hold of a forgotten name.
+HOLD_NAMES_MAX = 1_000
 
 
 def follows_wall(engine: Engine, config: Config) -> bool:

@@ -142,7 +142,7 @@ def _wall_offset_ms(state: State, name: str) -> int | None:
 
 
 def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
-    """Return by how many ms a voter's closed time is older than the closing lag on arrival; None if it closes nothing.
+    """Return how late a voter's closed time arrives here, in ms beyond the closing lag; None if it closes nothing.
 
     A voter sends its closed time only when everything before it is durable there, so a slow disk, processor or link
     shows here.

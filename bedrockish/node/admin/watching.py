@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 PAUSE_S_MAX = 60  # the longest pause before a node that failed repeatedly checks for room
-LONG_LOG_BYTES = 8 << 20  # without such a log, a node waits until other files leave room
+LONG_LOG_BYTES = 8 << 20  # a waiting node with so long a log starts again after a while: its start frees the log's room
 FILES_MAX, RESERVE_FILES = 1 << 20, 200  # the most open files; files reserved for members, SQLite, and the watcher
 
 
@@ -102,7 +102,7 @@ class WriteCheck:
 
     Args:
         failures: how many times in a row the node has failed soon after it had found room.
-        limit: the limit of the machine for which the file could not be written; empty if it was another reason.
+        limit: the limit of the machine because of which the file could not be written; empty for another reason.
     """
 
     def __init__(self, path: str, failures: int = 0, limit: str = "") -> None:

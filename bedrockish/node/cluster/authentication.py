@@ -310,7 +310,8 @@ class Gate:
             return ""
         found = self._hash_of(user)
         kept = found or self._nobody
-        text = f"{kept}:{len(user)}:{user}{password}"  # has the hash: the seal of an earlier password does not match
+        # The text has the slow hash, so that the keyed hash of an earlier password does not match.
+        text = f"{kept}:{len(user)}:{user}{password}"
         seal = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
         if found is not None and hmac.compare_digest(self._known.get(user, b""), seal):
             return ""

@@ -20,8 +20,9 @@ PREFIX = "seen:"
 STEP = 100
 
 # The codes with which a node refuses a peer because of the peer's file.
-AMNESIA = "amnesia"  # a voter has another file than before; wrong if the refusing node lacks a change of the members
-REPLACED = "replaced"  # another file was admitted under the learner's name; wrong in the same case as ``AMNESIA``
+# A voter has another file than before; the refusal is wrong if the refusing node lacks a change of the members.
+AMNESIA = "amnesia"
+REPLACED = "replaced"  # another file was admitted under the learner's name; the refusal is wrong in the same case
 OLDER_FILE = "older_file"  # a voter has an older state of the same file; certain, and final
 
 

@@ -112,7 +112,7 @@ class StrictReads:
                 answer = direct.execute(read.request)
                 base = direct.base
                 if direct.schema != self._node.core.state.schema.version:
-                    answer = None  # the durable state has the entry of a schema change that came into force later
+                    answer = None  # a schema change came into force after this durable state
             if answer is None:
                 self._node.enqueue_read(read)
                 continue

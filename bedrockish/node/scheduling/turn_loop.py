@@ -130,8 +130,8 @@ class TurnLoop:
     def act(self) -> bool:
         """Handle the links' input: here if the loop's task is idle, else in that task; return whether no work is left.
 
-        Long actions run only in the loop's task, which also handles the input that arrives during an action. Reads that
-        the reading task has answered leave neither work nor a deadline.
+        Long actions run only in the loop's task, which also handles the input that arrives during an action. If the
+        links brought only reads that the reading task has answered, there is nothing to handle.
         """
         self._gathering, has_rung, self._has_rung = False, self._has_rung, False
         if not (has_rung or self._has_work()):

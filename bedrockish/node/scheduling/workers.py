@@ -94,7 +94,7 @@ class _Clocks:
         return self._next - 1
 
     def _refill(self) -> None:
-        """Pass the last of ``CLOCKS`` reserved values to the thread; called in the loop."""
+        """Reserve ``CLOCKS`` values, and pass the last of them to the thread; called in the loop."""
         try:
             self._given.put(self._scope.take_many(CLOCKS))
         except Exception as error:  # raised in the statement that needs the clock
@@ -253,7 +253,7 @@ class WorkerPool:
             self._cancel(job)
 
     def stop_request(self, request_id: int) -> None:
-        """Stop one request whose caller no longer waits; one of the same command that came on another link goes on."""
+        """Stop a request whose caller no longer waits; a request of the same command from another link goes on."""
         job = self._jobs.get(request_id)
         if job is not None:
             self._cancel(job)
@@ -376,7 +376,8 @@ class WorkerPool:
         workspace.end()
         self._running.discard(job)
         self._set_switch_interval()
-        # A transaction that ended during the run has released its locks; until it stopped, the statement locked more.
+        # If the transaction ended during the run, it has released its locks; but the statement has locked more rows
+        # since.
         if workspace.is_broken or job.stopped:
             self._engine.locks.release(job.request.command)
         if workspace.is_broken or self._is_closed:

@@ -475,7 +475,7 @@ class Transactions:
             yield from self._own_workspace.move(tx)
         place = self._place(tx.work)
         if place in (self._shared_writer, self._own_workspace) and is_of_schema(statement.sql):
-            # A workspace of its own may have an earlier schema than the writer, which ``changes_nothing`` asks.
+            # ``changes_nothing`` asks the writer, whose schema may be newer than that of a transaction's own workspace.
             stays = place is self._shared_writer and self._interactive.changes_nothing(statement.sql)
             place = place if stays else self._private_copy
         try:

@@ -176,7 +176,7 @@ class WorkspacePlace(Place):
                 interactive.forget(work)
 
         work.workspace, work.lent = workspace, True
-        try:  # the client is told contents of the snapshot
+        try:  # ``result_of`` waits for the disk, because the client will see rows of the snapshot
             await self._services.boundary.result_of(take_snapshot)
         finally:
             self._take_back(work)

@@ -13,7 +13,7 @@ from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction, checked
 from bedrockish.node.transactions.places import Services, StatementList, WorkspacePlace
 
-WAIT_S, LOOK_S = 3.0, 0.005  # how long a transaction waits for a copy, and how often it looks
+WAIT_S, LOOK_S = 3.0, 0.005  # how long a transaction waits for a copy, and the pause between two looks
 DRAFTS_MAX = 4  # most private copies at the same time; a copy may take much memory
 
 

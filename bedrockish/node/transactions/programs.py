@@ -142,7 +142,7 @@ class Programs:
         elsewhere = None if prepared.readonly or is_nodes else self._elsewhere
         if elsewhere is not None:
             # The token makes the voter wait for entries that this node has applied and the voter has not. Without a
-            # clock of its own it would get the clock of the session's earlier token, which proves less.
+            # clock here, the token would get the clock of the session's earlier token, which proves less.
             asked = replace(request, statements=(), token=Token(prepared.base, state.read_clock()))
             step = Step(0, asked, COMMIT, data, request.user)
             return (yield from steps.wait(partial(self._commit_elsewhere, elsewhere, step)))

@@ -8,8 +8,7 @@ import trio
 
 from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, VOID, MemberChange, Rows
 from bedrockish.api.url import parse_address
-from bedrockish.cli.options import mode_option
-from bedrockish.cli.output import BOX, PLAIN, print_rows
+from bedrockish.cli.output import BOX, JSON, PLAIN, print_rows
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlGroup
 from bedrockish.client.trio_client import open_client
@@ -44,48 +43,43 @@ def member() -> None:
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
 @unresolved_option
-@mode_option
-def add(url: str, node: str, address: str, force: bool, mode: str | None) -> None:
+def add(url: str, node: str, address: str, force: bool) -> None:
     """Admit NODE as a learner. 'bedrockish join', run on the new node's machine, does this by itself."""
     check_address(address, force=force)
-    change_members(url, MemberChange(ADD, node, address), mode)
+    change_members(url, MemberChange(ADD, node, address))
 
 
 @member.command()
 @click.argument("node")
-@mode_option
-def promote(url: str, node: str, mode: str | None) -> None:
+def promote(url: str, node: str) -> None:
     """Let the learner NODE vote and lead transactions, once it has caught up."""
-    change_members(url, MemberChange(PROMOTE, node), mode)
+    change_members(url, MemberChange(PROMOTE, node))
 
 
 @member.command()
 @click.argument("node")
 @force_option
-@mode_option
-def demote(url: str, node: str, force: bool, mode: str | None) -> None:
+def demote(url: str, node: str, force: bool) -> None:
     """Make the voter NODE a learner."""
-    change_members(url, MemberChange(DEMOTE, node, force=force), mode)
+    change_members(url, MemberChange(DEMOTE, node, force=force))
 
 
 @member.command()
 @click.argument("node")
 @force_option
-@mode_option
-def remove(url: str, node: str, force: bool, mode: str | None) -> None:
+def remove(url: str, node: str, force: bool) -> None:
     """Remove NODE. Stop it afterwards; its file gets no more commits. A voter that answers is demoted first."""
-    change_members(url, MemberChange(REMOVE, node, force=force), mode)
+    change_members(url, MemberChange(REMOVE, node, force=force))
 
 
 @member.command("address")
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
 @move_option
-@mode_option
-def change_address(url: str, node: str, address: str, force: bool, mode: str | None) -> None:
+def change_address(url: str, node: str, address: str, force: bool) -> None:
     """Tell the others that NODE, which was stopped before, listens at HOST:PORT from now on."""
     check_address(address, force=force)
-    change_members(url, MemberChange(ADDRESS, node, address, force=force), mode)
+    change_members(url, MemberChange(ADDRESS, node, address, force=force))
 
 
 @member.command("replace")
@@ -93,8 +87,7 @@ def change_address(url: str, node: str, address: str, force: bool, mode: str | N
 @click.argument("successor")
 @click.argument("address", metavar="[HOST:PORT]", required=False)
 @force_option
-@mode_option
-def replace_node(url: str, node: str, successor: str, address: str | None, force: bool, mode: str | None) -> None:
+def replace_node(url: str, node: str, successor: str, address: str | None, force: bool) -> None:
     """Remove NODE, whose file is lost, and admit the new node SUCCESSOR as a learner, by default at NODE's address.
 
     SUCCESSOR must be a new name, because the commits that NODE led keep the name NODE. Then run 'bedrockish join
@@ -102,7 +95,7 @@ def replace_node(url: str, node: str, successor: str, address: str | None, force
     """
     if address is not None:
         check_address(address, force=force)
-    change_members(url, MemberChange(REPLACE, node, address or "", successor, force=force), mode)
+    change_members(url, MemberChange(REPLACE, node, address or "", successor, force=force))
 
 
 @member.command()
@@ -205,16 +198,16 @@ async def _record_void(url: str, transaction: str) -> None:
             return
 
 
-def change_members(url: str, change: MemberChange, mode: str | None) -> None:
+def change_members(url: str, change: MemberChange) -> None:
     """Have the cluster at a URL make a change of its members or users, and print the answer."""
 
     async def ask() -> Rows:
         async with open_client(url) as client:
             return await client.change_members(change)
 
-    show(trio.run(ask), mode)
+    show(trio.run(ask))
 
 
-def show(rows: Rows, mode: str | None) -> None:
-    """Print rows, by default as a box on a terminal and plain in a pipe."""
-    print_rows(rows, mode or (BOX if sys.stdout.isatty() else PLAIN))
+def show(rows: Rows, *, as_json: bool = False) -> None:
+    """Print rows: as a box on a terminal and plain in a pipe, or as JSON."""
+    print_rows(rows, JSON if as_json else BOX if sys.stdout.isatty() else PLAIN)

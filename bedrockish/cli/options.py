@@ -5,16 +5,12 @@ from typing import TextIO
 import click
 from rich.console import Console
 
-from bedrockish.cli.output import MODES
 from bedrockish.cli.safe_text import is_terminal
 from bedrockish_journal.verify.replay import Prepare
 
 WIDE = 10_000  # characters of a line in a pipe, more than any table has: programs read whole lines
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-mode_option = click.option(
-    "--mode", type=click.Choice(MODES), help="How to print the rows; by default a box, in a pipe plain."
-)
 node_option = click.option("--node", "only", metavar="NAME", help="At this member only; by default at all.")
 plugins_option = click.option(
     "--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions."

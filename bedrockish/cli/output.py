@@ -22,7 +22,6 @@ from bedrockish_journal.model.plain_names import quote
 
 BOX, TABLE, COLUMNS, MARKS = "box", "table", "column", "markdown"
 PLAIN, CSV, JSON, LINE, LIST, INSERT = "plain", "csv", "json", "line", "list", "insert"
-MODES = (BOX, TABLE, PLAIN, CSV, JSON, LINE)
 ALL_MODES = (BOX, COLUMNS, TABLE, JSON, CSV, LINE, INSERT, MARKS, LIST, PLAIN)
 FRAMES: dict[str, Frame] = {BOX: BOX_FRAME, TABLE: ASCII, COLUMNS: COLUMN, MARKS: MARKDOWN}
 LINE_NAME = 5  # the least width of a name in the mode ``line``

@@ -8,7 +8,7 @@ import trio
 
 from bedrockish.api.requests import Rows
 from bedrockish.cli.member import show
-from bedrockish.cli.options import mode_option, node_option
+from bedrockish.cli.options import json_option, node_option
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand
 from bedrockish.errors import UsageError
@@ -16,6 +16,7 @@ from bedrockish.errors import UsageError
 ADDED = ("calls", "errors", "repeats", "total_ms", "result_bytes")
 COLUMNS = ("calls", "errors", "repeats", "total_ms", "mean_ms", "longest_ms", "result_bytes", "nodes", "statement")
 BY = COLUMNS[:7]
+SHOWN_MAX = 20  # the statements that are printed to be read
 OPEN = ("command", "client", "open_ms", "idle_ms", "changed", "statement")  # the facts of an open transaction
 
 
@@ -27,14 +28,13 @@ OPEN = ("command", "client", "open_ms", "idle_ms", "changed", "statement")  # th
     show_default=True,
     help="The order of the statements, the greatest first.",
 )
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="The number of statements to print."
-)
 @node_option
 @click.option("--reset", is_flag=True, help="Reset the statistics afterwards; needs the role admin.")
-@mode_option
-def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mode: str | None) -> None:
+@json_option
+def statements(url: str, by: str, only: str | None, reset: bool, as_json: bool) -> None:
     """Print which statements cost most since the nodes started: by their text, with ? for each value.
+
+    The first 20 are printed, and all as JSON.
 
     A request counts at the node to which it was sent, from its arrival to its answer; statements that were sent
     together count as one. 'repeats' is how often it was executed again, mostly because of a conflict.
@@ -42,7 +42,7 @@ def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mod
     told = trio.run(everywhere, url, {"do": "statements", "reset": reset}, only)
     rows = added_up({node: one for node, one in told.items() if "unreachable" not in one})
     rows.sort(key=lambda row: -row[COLUMNS.index(by)])
-    show(Rows(COLUMNS, rows[:limit]), mode)
+    show(Rows(COLUMNS, rows if as_json else rows[:SHOWN_MAX]), as_json=as_json)
     for node, one in told.items():
         if one.get("forgotten"):
             click.echo(f"{node} has forgotten {one['forgotten']} texts that were seldom used", err=True)
@@ -52,8 +52,8 @@ def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mod
 @click.command(cls=UrlCommand)
 @click.option("--end", metavar="COMMAND", help="End this transaction at --node; needs the role admin.")
 @node_option
-@mode_option
-def transactions(url: str, end: str | None, only: str | None, mode: str | None) -> None:
+@json_option
+def transactions(url: str, end: str | None, only: str | None, as_json: bool) -> None:
     """Print the open transactions of clients, those between BEGIN and COMMIT, or end one.
 
     COMMAND is a name that the node chose, from the column of that name. The client of a transaction that was ended gets
@@ -66,7 +66,7 @@ def transactions(url: str, end: str | None, only: str | None, mode: str | None) 
     else:
         told = trio.run(everywhere, url, {"do": "transactions"}, only)
         rows = [(node, *(found[name] for name in OPEN)) for node, one in told.items() for found in one.get("open", ())]
-        show(Rows(("node", *OPEN), rows), mode)
+        show(Rows(("node", *OPEN), rows), as_json=as_json)
         if not rows:
             click.echo("no transaction is open", err=True)  # not among the rows, which a program may read
     _report_missing(told)

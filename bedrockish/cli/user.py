@@ -5,7 +5,7 @@ import trio
 
 from bedrockish.api.requests import USER_ADD, USER_GRANT, USER_PASSWORD, USER_REMOVE, USER_REVOKE, MemberChange
 from bedrockish.cli.member import change_members, show
-from bedrockish.cli.options import mode_option
+from bedrockish.cli.options import json_option
 from bedrockish.cli.secure import ask_hash
 from bedrockish.cli.upkeep import duration
 from bedrockish.cli.url import UrlGroup
@@ -31,39 +31,36 @@ def user() -> None:
 
 
 @user.command("list")
-@mode_option
-def list_users(url: str, mode: str | None) -> None:
+@json_option
+def list_users(url: str, as_json: bool) -> None:
     """Print the users and their roles."""
     with connect(url) as connection:
-        show(connection.execute(USERS), mode)
+        show(connection.execute(USERS), as_json=as_json)
 
 
 @user.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice(ROLES), help="By default none, which gives no rights.")
 @force_option
-@mode_option
-def add(url: str, name: str, role: str | None, force: bool, mode: str | None) -> None:
+def add(url: str, name: str, role: str | None, force: bool) -> None:
     """Add the user NAME. The first one must be an admin; from then on every client has to be a user."""
-    change_members(url, MemberChange(USER_ADD, name, role=role or "", secret=ask_hash(), force=force), mode)
+    change_members(url, MemberChange(USER_ADD, name, role=role or "", secret=ask_hash(), force=force))
 
 
 @user.command()
 @click.argument("name")
-@mode_option
-def passwd(url: str, name: str, mode: str | None) -> None:
+def passwd(url: str, name: str) -> None:
     """Give NAME another password. Every user may change their own password."""
-    change_members(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()), mode)
+    change_members(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()))
 
 
 @user.command()
 @click.argument("name")
 @role_argument
 @table_option
-@mode_option
-def grant(url: str, name: str, role: str, table: str, mode: str | None) -> None:
+def grant(url: str, name: str, role: str, table: str) -> None:
     """Give NAME at least ROLE."""
-    change_members(url, MemberChange(USER_GRANT, name, role=role, table=table), mode)
+    change_members(url, MemberChange(USER_GRANT, name, role=role, table=table))
     if table:
         told = _odd_table(url, table)
         if told:
@@ -87,19 +84,17 @@ def _odd_table(url: str, table: str) -> str:
 @role_argument
 @table_option
 @force_option
-@mode_option
-def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | None) -> None:
+def revoke(url: str, name: str, role: str, table: str, force: bool) -> None:
     """Take ROLE, and the roles that include it, from NAME; lower roles and roles for other tables stay."""
-    change_members(url, MemberChange(USER_REVOKE, name, role=role, force=force, table=table), mode)
+    change_members(url, MemberChange(USER_REVOKE, name, role=role, force=force, table=table))
 
 
 @user.command()
 @click.argument("name")
 @force_option
-@mode_option
-def remove(url: str, name: str, force: bool, mode: str | None) -> None:
+def remove(url: str, name: str, force: bool) -> None:
     """Remove the user NAME, at once and at every node, even if a node's configuration has the name."""
-    change_members(url, MemberChange(USER_REMOVE, name, force=force), mode)
+    change_members(url, MemberChange(USER_REMOVE, name, force=force))
 
 
 @user.command()

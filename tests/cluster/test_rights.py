@@ -84,7 +84,7 @@ def test_users_are_a_table_without_hashes(cluster: LocalCluster) -> None:
     for node in range(3):
         with connect(caller(cluster, "rita", node).url) as db:
             assert db.execute("SELECT user_name, role FROM bedrockish_users ORDER BY 1", read="strict").rows == expected
-    listed = json.loads(done(user(cluster.url(), "list", "--mode", "json")))
+    listed = json.loads(done(user(cluster.url(), "list", "--json")))
     assert listed == [{"user_name": name, "role": role, "tables": None} for name, role in expected]
 
 

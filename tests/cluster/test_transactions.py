@@ -1,6 +1,6 @@
 """Interactive transactions over three real nodes: statements, many at once, lost nodes and lost answers."""
 
-import csv
+import json
 import signal
 import subprocess
 from dataclasses import replace
@@ -449,13 +449,13 @@ async def test_operator_lists_and_ends_an_open_transaction(cluster: LocalCluster
 
     async with open_client(cluster.url(1, only=True)) as client:
         await client.execute("CREATE TABLE held(id INTEGER PRIMARY KEY)")
-        none = await run("--mode", "json")
+        none = await run("--json")
         assert (none.stdout, none.stderr) == ("[]\n", "no transaction is open\n")
         tx = await client.begin()
         await tx.execute("INSERT INTO held VALUES (1)")
-        (_, row) = csv.reader((await run("--mode", "csv")).stdout.splitlines())
-        node, command, *_, changed, statement = row
-        assert (node, changed, statement) == ("B", "1", "INSERT INTO held VALUES (1)")
+        [row] = json.loads((await run("--json")).stdout)
+        command = row["command"]
+        assert (row["node"], row["changed"], row["statement"]) == ("B", 1, "INSERT INTO held VALUES (1)")
         assert "name the node" in (await run("--end", command)).stderr
         assert "no such open" in (await run("--end", command, "--node", "A")).stderr
         assert (await run("--end", command, "--node", "B")).returncode == 0

@@ -33,7 +33,7 @@ from bedrockish.errors import BedrockishError
 from bedrockish.local.page import socket_path
 from tools.cluster import DemoError, LocalCluster, end_in_order, local_cluster
 
-NAMES = "ABCDE"  # the names of the nodes
+NAMES = "ABCDEFG"  # the names of the nodes
 ROWS = 10_000
 WARM_UP_S = 0.5
 BATCH = 500
@@ -358,10 +358,7 @@ clients_option = click.option(
     help="The kind of work, all by default; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
-@click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
-def main(
-    seconds: float, clients: list[int], nodes: list[int], works: tuple[str, ...], as_json: bool, directory: Path | None
-) -> None:
+def main(seconds: float, clients: list[int], nodes: list[int], works: tuple[str, ...], as_json: bool) -> None:
     """Measure transactions per second and the time that each takes, on a cluster and on plain SQLite.
 
     ``tools/bench list`` names the other scenarios, such as ``tools/bench engine``, which measures what one node does
@@ -370,7 +367,7 @@ def main(
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, stderr=as_json, width=None if terminal else 110)
     chosen = list(works or WORKS)
-    with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-bench-") as place, console.status("") as status:
+    with tempfile.TemporaryDirectory(prefix="bedrockish-bench-") as place, console.status("") as status:
         measured: list[Measured] = []
         for work in chosen:
             status.update(f"{work}, plain SQLite")

@@ -4,14 +4,13 @@ Plain SQLite uses the same library, file settings and statements; compare the ra
 the machine. Each figure is the median of several rounds.
 """
 
-import json
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -367,17 +366,12 @@ def render(figures: list[Figure]) -> Table:
     show_default=True,
     help="The number of measurements, of which the median counts.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
-@click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
-def main(seconds: float, rounds: int, as_json: bool, directory: Path | None) -> None:
+def main(seconds: float, rounds: int) -> None:
     """Measure the cost of a transaction in one node without network and protocol, and in plain SQLite.
 
     The processor's time is shown, and where it says "synced", the time of day.
     """
     calm_collector()  # as the process of a node does
-    with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-bench-") as place:
+    with tempfile.TemporaryDirectory(prefix="bedrockish-bench-") as place:
         figures = measure(Path(place), rounds, seconds)
-    if as_json:
-        print(json.dumps([asdict(figure) for figure in figures], indent=2))
-    else:
-        Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(render(figures))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(render(figures))

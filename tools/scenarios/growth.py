@@ -1,9 +1,7 @@
-"""Measures processor and memory by the number of nodes and the size of a value, loads of many rows, large results.
+"""Measures the processor by the size of a value, loads of many rows, and large results.
 
-Each part is a table of docs/performance.md. ``nodes``: inserts at 1, 3, 5 and 7 nodes. ``values``: one row with a value
-of 100 bytes to a megabyte. ``bulk``: an import with an index, ``executemany`` and results, with the p99 of another
-client, and plain ``sqlite3``. ``compared``: inserts of 64 clients with a table of 100,000 rows, while the
-nodes compare their rows in the background and while they do not.
+Each part is a table of docs/performance.md. ``values``: one row with a value of 100 bytes to a megabyte. ``bulk``: an
+import with an index, ``executemany`` and results, with the p99 of another client, and plain ``sqlite3``.
 """
 
 import sqlite3
@@ -21,13 +19,11 @@ import trio
 
 import bedrockish
 from bedrockish import dbapi, open_client
-from tools.bench import measure_cluster, prepare, quantile, seconds_option
-from tools.cluster import ROOT, LocalCluster, clean_environment
+from tools.bench import quantile, seconds_option
+from tools.cluster import ROOT, LocalCluster, clean_environment, local_cluster
 
-SIZES = (1, 3, 5, 7)
 VALUES = (100, 10_000, 100_000, 1_000_000)
 RESULTS = (10_000, 100_000)
-COMPARED_ROWS, FAST = 100_000, 2_000  # rows of the table; rows compared in a second, four times as many as by default
 NUMBERS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < ?) "
 TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, b INTEGER, c REAL)"
 INDEX = "CREATE INDEX t_b ON t(b)"
@@ -41,43 +37,16 @@ def show(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None
 
 
 @contextmanager
-def cluster(place: Path, nodes: int, settings: dict[str, dict[str, Any]] | None = None) -> Iterator[LocalCluster]:
-    """Start a cluster in a new directory, and wait until each node answers."""
-    directory = Path(tempfile.mkdtemp(dir=place))
-    with LocalCluster(directory, "ABCDEFG"[:nodes], settings).running() as started:
+def cluster(place: Path) -> Iterator[LocalCluster]:
+    """Start three nodes in a new directory, and wait until each answers."""
+    with local_cluster(Path(tempfile.mkdtemp(dir=place))) as started:
         trio.run(started.wait_all_ready)
         yield started
 
 
-def memory_mib(cluster: LocalCluster) -> float:
-    """Return the average resident memory of the nodes, in MiB."""
-    found = []
-    for node in cluster.nodes:
-        assert node.process is not None
-        status = Path(f"/proc/{node.process.pid}/status").read_text()
-        found += [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
-    return sum(found) / len(found) / 1024
-
-
-async def fill(cluster: LocalCluster, rows: int) -> None:
-    """Create the tables of the benchmark, and fill ``bench_row``."""
-    async with open_client(cluster.url(options="/?timeout=60")) as client:
-        await prepare(client, rows)
-
-
-def nodes(place: Path, seconds: float) -> Iterator[list[str]]:
-    """Yield a row for each size of the cluster."""
-    for size in SIZES:
-        with cluster(place, size) as started:
-            trio.run(fill, started, 10_000)
-            one, many = (trio.run(measure_cluster, started, "insert", count, seconds).measured() for count in (1, 16))
-            rates = [f"{one.rate:,.0f}, {many.rate:,.0f}", f"{one.nodes_ms:.2f}, {many.nodes_ms:.2f}"]
-            yield [str(size), *rates, f"{memory_mib(started):.0f}"]
-
-
 def values(place: Path, seconds: float) -> Iterator[list[str]]:
     """Yield a row for each size of a value, written by one client to three nodes."""
-    with cluster(place, 3) as started, bedrockish.connect(started.url(0)) as db:
+    with cluster(place) as started, bedrockish.connect(started.url(0)) as db:
         db.execute("CREATE TABLE v(id INTEGER PRIMARY KEY, value BLOB)")
         for size in VALUES:
             took, used_s, value = list[float](), started.processor_s(), bytes(size)
@@ -101,7 +70,7 @@ def waits(cluster: LocalCluster, action: Callable[[], object]) -> tuple[float, f
             async with open_client(cluster.url(1, only=True)) as client:
                 while not done.is_set():
                     began = time.perf_counter()
-                    await client.execute("INSERT INTO bench_auto(note) VALUES ('beside')")
+                    await client.execute("INSERT INTO beside(note) VALUES ('beside')")
                     took.append(time.perf_counter() - began)
                     await trio.sleep(0.01)
 
@@ -125,8 +94,9 @@ def bulk(place: Path, rows: int) -> Iterator[list[str]]:
         db.execute(INDEX)
         db.executemany("INSERT INTO t VALUES (?, ?, ?, ?)", made)
         db.commit()
-    with closing(sqlite3.connect(source)) as db, cluster(place, 3) as started:
-        trio.run(fill, started, 1_000)
+    with closing(sqlite3.connect(source)) as db, cluster(place) as started:
+        with bedrockish.connect(started.url(0)) as prepared:
+            prepared.execute("CREATE TABLE beside(id INTEGER PRIMARY KEY, note TEXT)")
         command = [sys.executable, "-m", "bedrockish.cli.main", "import", "--add", started.url(0), str(source)]
 
         def load() -> None:
@@ -162,32 +132,12 @@ def _rate(db: Any, count: int) -> float:
     return best
 
 
-def compared(place: Path, seconds: float) -> Iterator[list[str]]:
-    """Yield a row without the comparison of rows in the background, and a row with it."""
-    for rate in (0, FAST):
-        settings = {"repair": {"scrub_rows_per_second": rate, "scrub_minutes": 1}}
-        with cluster(place, 3, settings) as started:
-            trio.run(fill, started, COMPARED_ROWS)
-            found = trio.run(measure_cluster, started, "insert", 64, seconds).measured()
-            yield [f"{rate:,}", f"{found.rate:,.0f}", f"{found.p50_ms:.0f}", f"{found.p99_ms:.0f}"]
-
-
 PARTS: dict[str, tuple[str, Sequence[str], Callable[[Path, Any], Iterator[list[str]]]]] = {
-    "nodes": (
-        "Nodes",
-        ("nodes", "inserts/s of 1, 16 clients", "processor of all nodes, ms each", "memory of a node, MiB"),
-        nodes,
-    ),
     "values": ("Values", ("bytes of the value", "p50 ms", "processor of all nodes, ms", "MB/s"), values),
     "bulk": (
         "Bulk",
         ("work", "rows/s", "plain `sqlite3` (ratio)", "processor of all nodes, µs a row", "others' p99, ms"),
         bulk,
-    ),
-    "compared": (
-        "Comparison in the background",
-        ("rows compared per second", "inserts/s of 64 clients", "p50 ms", "p99 ms"),
-        compared,
     ),
 }
 

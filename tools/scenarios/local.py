@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -185,16 +185,8 @@ def writing(url: str, *, wanted: bool) -> Iterator[None]:
 )
 @click.option("--write", is_flag=True, help="Add a program that writes by URL.")
 @click.option("--learner", is_flag=True, help="Use the file of a learner.")
-@click.option("--alone", is_flag=True, help="Leave out Galera and PostgreSQL.")
 def main(
-    seconds: float,
-    clients: list[int],
-    processes: list[int],
-    works: tuple[str, ...],
-    *,
-    write: bool,
-    learner: bool,
-    alone: bool,
+    seconds: float, clients: list[int], processes: list[int], works: tuple[str, ...], *, write: bool, learner: bool
 ) -> None:
     """Measure reads and transactions of programs on a node's file."""
     table = Table("work", "processes", "clients", "by", "a second", "p50 µs", "p99 µs", "node ms each")
@@ -210,8 +202,7 @@ def main(
         fill(cluster)
         node = trio.run(join_learner, cluster) if learner else cluster.nodes[0]
         engines = {PLAIN: str(plain), FILE: str(node.database), URL: cluster.url(0, only=True)}
-        others = nullcontext(dict[str, str]()) if alone else peers(Path(beside))
-        with others as found, writing(cluster.url(1), wanted=write):
+        with peers(Path(beside)) as found, writing(cluster.url(1), wanted=write):
             engines |= found
             for work in works or WORKS:
                 for many in processes:

@@ -21,12 +21,12 @@ MEGABYTES = {"KB": 0.001, "MB": 1, "GB": 1_000, "TB": 1_000_000}
 
 
 @click.command(cls=UrlCommand)
-@click.argument("to", metavar="[on|off|default]", type=click.Choice(["on", "off", "default"]), required=False)
+@click.argument("to", metavar="[on|off]", type=click.Choice(["on", "off"]), required=False)
 def clock(url: str, to: str | None) -> None:
     """Print the clocks of all members, or make them follow the wall clock (on) or only count (off).
 
-    The setting survives restarts; default returns to each node's configuration. Off is the safety valve for wrong wall
-    clocks: order and safety stay, but the cluster's clock no longer shows the time of day.
+    The setting survives restarts. Off is the safety valve for wrong wall clocks: order and safety stay, but the
+    cluster's clock no longer shows the time of day.
     """
 
     def cells(found: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -75,8 +75,6 @@ class Log:
 class ClockConfig:
     """How the node's clock uses the machine's wall clock."""
 
-    # Whether the clock follows the wall clock. False, the safety valve against wrong wall clocks, lets it only count.
-    enable_cluster_clock: bool = True
     # Added to the machine's wall clock, in milliseconds; to try out the effects of a wrong clock.
     wall_offset_ms: int = field(default=0, metadata={LEAST: -NUMBER_MAX})
 
@@ -98,7 +96,6 @@ class Repair:
     # How fast a node compares its tables with those of the other nodes in the background, and looks its rows up in
     # their indexes; 0: it does neither.
     scrub_rows_per_second: int = field(default=500, metadata=OFF_AT_0)
-    scrub_minutes: int = 60  # how long after the beginning of a comparison the next one begins, in minutes
     # Whether a node with damaged tables fills itself again as soon as the other nodes confirm that only its tables
     # differ; if not, it waits for 'bedrockish member repair'.
     repair_automatic: bool = True
@@ -249,7 +246,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
 
 
 # Settings that only earlier releases had. For them, the suggestion of a similar name would be wrong.
-REMOVED = frozenset({"command_ms_max", "traces"})
+REMOVED = frozenset({"command_ms_max", "enable_cluster_clock", "scrub_minutes", "traces"})
 
 
 def _suggest(key: str, section: str | None = None) -> str:

@@ -58,7 +58,7 @@ class Node:
         draw: Callable[[], float],  # returns a random number in [0, 1); the only source of randomness
         now: on.Now,  # the driver's clocks at the start
         *,
-        # False makes the clock only count, without the wall clock (the safety valve ``enable_cluster_clock = off``).
+        # False makes the clock only count, without the wall clock (the safety valve ``bedrockish clock off``).
         follows_wall: bool = True,
         lookups: FileLookups = EMPTY_FILE,  # the driver's functions that look things up in the file
     ) -> None:

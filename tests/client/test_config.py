@@ -70,6 +70,10 @@ def test_node_is_always_among_its_own_peers() -> None:
         ("node = 'A'\ndatabase = 7", "f.toml: database: 7 is not a path"),
         (MINIMAL + "lisen = 'x:1'", "f.toml: lisen: unknown key; did you mean 'listen'?"),
         (
+            MINIMAL + "[clock]\nenable_cluster_clock = true",
+            "f.toml: clock.enable_cluster_clock: unknown key; releases before 0.3 had it; remove the line",
+        ),
+        (
             MINIMAL + "[limits]\ncommand_ms_max = 5",
             "f.toml: limits.command_ms_max: unknown key; releases before 0.3 had it; remove the line",
         ),

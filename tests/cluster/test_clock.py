@@ -281,7 +281,7 @@ async def test_clock_switched_off_by_an_operator_counts_on_from_its_last_value(c
     cluster.nodes[2].start()
     await ready(cluster)
     assert (await status_of(cluster, 2))["cluster_clock"] == "off"
-    await turn("default")
+    await turn("on")
     async with open_client(cluster.url(2)) as client:
 
         async def caught_up() -> bool:

@@ -48,7 +48,6 @@ SEEN: dict[str, Callable[[Runtime], object]] = {  # the setting in the part of t
     "loop_ms_max": lambda node: round(1000 * node.engine._limits.budget_s),
     "workers_max": lambda node: node.workers.describe()["places"],
     "idle_transaction_ms": lambda node: round(1000 * node.transactions._times()[0]),
-    "enable_cluster_clock": lambda node: node.status()["cluster_clock"] == "on",
     # of several differences the largest, since the test may stand still between the two clocks
     "wall_offset_ms": lambda node: round(max(node.clock().wall_ms - 1000 * time.time() for _ in range(5)) / 100) * 100,
 }

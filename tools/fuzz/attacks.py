@@ -253,7 +253,7 @@ class Texts(Attack):
 
 
 ORDERS: tuple[dict[str, Any], ...] = (
-    {"do": "clock", "set": "default"},
+    {"do": "clock", "set": "on"},
     {"do": "hold", "name": "reader", "after": None, "release": True},
     {"do": "prune", "older_than_s": 1e6, "larger_than_mb": 1e6, "force": False},
     {"do": "transactions"},

@@ -80,7 +80,7 @@ class NewerAsked:
 
 @value
 class ClockSet:
-    """The operator lets the clock follow the wall, or only count (``enable_cluster_clock``)."""
+    """The operator lets the clock follow the wall, or only count."""
 
     follows_wall: bool
 

@@ -47,10 +47,9 @@ HOLDS_MAX = 100
 HOLD_NAMES_MAX = 1_000
 
 
-def follows_wall(engine: Engine, config: Config) -> bool:
-    """Return whether the clock follows the wall: as the operator last ordered, else as configured."""
-    said = engine.get_meta(CLOCK_KEY).get(CLOCK_KEY)
-    return config.clock.enable_cluster_clock if said is None else bool(said)
+def follows_wall(engine: Engine) -> bool:
+    """Return whether the clock follows the wall: it does, unless an operator has ordered that it only counts."""
+    return bool(engine.get_meta(CLOCK_KEY).get(CLOCK_KEY, 1))
 
 
 def start_core(
@@ -61,7 +60,7 @@ def start_core(
     compare_rows: Callable[[Transaction], str | None],
 ) -> Node:
     """Return the core of a node, with the state that its file has."""
-    follows = follows_wall(engine, config)
+    follows = follows_wall(engine)
     # If the clock only counts, the age of entries is unknown: only the entries above settled time are read.
     recovered = engine.recover(config.timings.conflict_window_ms if follows else 0)
     gc.disable()  # the objects read here stay, and repeated collections would take as long as reading
@@ -165,19 +164,16 @@ class Upkeep:
     # -- the clock -------------------------------------------------------------------------------------------------
 
     async def set_clock(self, to: object) -> dict[str, Any]:
-        """Make the clock follow the wall (``on``), only count (``off``), or behave as configured (``default``); None
-        returns the present setting. The setting survives restarts.
-        """
-        if to not in (None, "on", "off", "default"):
-            raise UsageError(f"the clock can be set to on, off or default, not {to!r}")
+        """Make the clock follow the wall (``on``) or only count (``off``), also after restarts; None only asks."""
+        if to not in (None, "on", "off"):
+            raise UsageError(f"the clock can be set to on or off, not {to!r}")
         if to is not None:
-            said = {"on": 1, "off": 0}.get(str(to))
-            self._engine.set_meta(CLOCK_KEY, said)
-            on = follows_wall(self._engine, self._config)
+            on = to == "on"
+            self._engine.set_meta(CLOCK_KEY, int(on))
             logger.warning("the cluster's clock %s from now on", "follows the wall" if on else "only counts")
             self._post(ClockSet(on))
             await self._durable()
-        on = follows_wall(self._engine, self._config)
+        on = follows_wall(self._engine)
         return {"node": self._core.state.me, "cluster_clock": "on" if on else "off"}
 
     # -- the journal -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.index_check import Key, check_range, corrupt_indexes, tables_with_indexes
 from bedrockish.errors import DamagedError, UnavailableError
-from bedrockish.node.repair.scrubber import FIRST_S, RANGE_ROWS, Pace
+from bedrockish.node.repair.scrubber import EVERY_S, FIRST_S, RANGE_ROWS, Pace
 from bedrockish_journal.verify.replay import Prepare
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class IndexScrubber:
                 return
             passes = self._last["passes"] + 1
             self._last = {"passes": passes, "rows": rows, "seconds": round(trio.current_time() - began, 1)}
-            next_s = max(1.0, began + 60 * told.scrub_minutes - trio.current_time())
+            next_s = max(1.0, began + EVERY_S - trio.current_time())
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
     async def _check_tables(self, pace: Pace | None) -> tuple[int, DamagedError | None]:

@@ -28,6 +28,7 @@ from bedrockish_net.events import Hello
 logger = logging.getLogger(__name__)
 
 FIRST_S = 10.0  # seconds from the start of a node to its first comparison
+EVERY_S = 3600.0  # seconds from the beginning of a comparison to that of the next one
 AGAIN_S = 30.0  # seconds before the next attempt if no other node has answered
 RANGE_ROWS = 500
 DOUBT_S = 1.0  # seconds between two checks for a transaction whose before-images differ from this voter's rows
@@ -158,7 +159,7 @@ class Scrubber:
                 logger.info("the tables could not be compared: %s", error.message)
                 wait_s = min(wait_s, AGAIN_S)
                 continue
-            next_s = max(1.0, began + 60 * told.scrub_minutes - trio.current_time())
+            next_s = max(1.0, began + EVERY_S - trio.current_time())
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
     async def _wait(self, seconds: float) -> None:

@@ -234,7 +234,7 @@ def _database(config: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"{config} cannot be read: {error.strerror}; {advice}") from error
     if data.startswith(SQLITE):
-        raise ConfigError(f"{config} is a database of SQLite and no configuration; {advice}")
+        raise ConfigError(f"{config} is a database of SQLite, not a configuration; {advice}")
     try:
         named: Any = tomllib.loads(data.decode("utf-8-sig")).get("database")
     except (RecursionError, ValueError) as error:

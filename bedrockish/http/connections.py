@@ -216,7 +216,9 @@ class HttpConnection:
             raise trio.BrokenResourceError from error
 
     async def _end(self) -> None:
-        """End the connection; first read the caller's bytes: unread bytes would reset it, and the answer be lost."""
+        """End the connection after reading the caller's bytes: unread ones would make the kernel reset it, and the
+        caller would lose the answer.
+        """
         is_read = self._request is not None and self._request.is_whole
         with trio.move_on_after(FAREWELL_S), suppress(*BROKEN):
             if self._stream is self._plain:

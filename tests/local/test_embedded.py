@@ -220,7 +220,7 @@ def test_unusable_configuration_is_reported(tmp_path: Path) -> None:
         node(tmp_path / "none.toml")
     with closing(sqlite3.connect(tmp_path / "app.sqlite")) as plain:
         plain.execute("CREATE TABLE t(x)")
-    with pytest.raises(ConfigError, match="a database of SQLite and no configuration"):
+    with pytest.raises(ConfigError, match="a database of SQLite, not a configuration"):
         node(tmp_path / "app.sqlite")
     (tmp_path / "A.toml").write_text("node = ")
     with pytest.raises(ConfigError, match="NUL character"):

@@ -72,7 +72,7 @@ class Route:
 
         Args:
             towards: nodes that the last node has named, best first; they are added to the list.
-            now: seconds; nodes that were just found unreachable come last.
+            now: the present time, in seconds: nodes that were found unreachable shortly before come last.
         """
         self._turn += 1
         if towards:

@@ -25,11 +25,12 @@ _ALL = {b"t:": "every table", b"i:": "every index"}
 def explain(executor: Executor, statement: Statement, user: str = "", *, columns: bool = False) -> list[dict[str, Any]]:
     """Run a text inside the open transaction and describe each of its statements; the caller rolls it back.
 
-    Return a map for each statement: its ``sql``; its ``kind``, ``read``, ``write`` or ``schema``; ``ids``, whether the
-    node assigns ids to its rows; the ``reads`` and ``writes``; ``wider``, the objects whose recorded accesses are
-    wider than the real ones, each with the reason; ``advice``, texts that say how to avoid that; ``error``, its error
-    text, or empty. With ``columns``, one map that has only the columns, as pairs of name and declared type, and no
-    statement is run.
+    Return a map for each statement. ``sql`` is its text, and ``kind`` is ``read``, ``write`` or ``schema``. ``ids``
+    tells whether the node assigns ids to its rows. ``reads`` and ``writes`` are its accesses, and ``wider`` the objects
+    whose recorded accesses are wider than the real ones, each with the reason. ``advice`` has texts that say how to
+    avoid that. ``error`` is its error text, or empty.
+
+    With ``columns``, run no statement, and return one map with only the columns, as pairs of name and declared type.
 
     Raises:
         SqlError: SQLite does not accept a statement or its parameters.

@@ -650,7 +650,7 @@ class Interactive:
         """Add the changes of the statement that has just run to those of the transaction.
 
         Raises:
-            TooLargeError, SqlError: rows that are read afterwards cannot be kept; the statement was undone.
+            TooLargeError, SqlError: a changed row that the hook has not shown cannot be kept; the statement was undone.
         """
         db, lastrowid = self._db, self._db.last_insert_rowid()
         blurred: list[str] = []

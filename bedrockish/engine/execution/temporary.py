@@ -101,7 +101,7 @@ class TemporaryTransaction(OverlayTransaction):
         Raises:
             TemporaryLostError: a write failed.
         """
-        number = 0 if self._writer is None else self._writer.db.system_errno  # it may have been stopped before
+        number = 0 if self._writer is None else self._writer.db.system_errno  # None if ``stop`` came before a writer
         if not is_of_a_file(error.__cause__, number):
             return
         self.workspace.is_broken = self.work.over = True

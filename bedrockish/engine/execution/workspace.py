@@ -370,7 +370,7 @@ class Writer:
         self.db.execute("SAVEPOINT request")
 
     def use_journal(self, *, in_memory: bool) -> bool:
-        """Keep the pages before a write in memory, or in a file without a name; return whether SQLite does so now.
+        """Keep the old content of written pages in memory, or in a file without a name; return whether SQLite does so.
 
         In memory, a small transaction makes half as many system calls. SQLite changes the mode only before the first
         write of a transaction.

@@ -289,7 +289,7 @@ class PageCache:
 
 
 def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prepare) -> apsw.Connection:
-    """Open the file, with SQLite set as the engine needs it and the system tables in place; the caller has the lock.
+    """Open the file, set SQLite's options, and create or check the system tables; the caller has the lock.
 
     ``prepare`` adds functions and collations before any table is read.
 

@@ -205,7 +205,7 @@ class Build:
         return self.rows > LOADED * self._total and left * self._slices <= LEFT_MAX * self.rows
 
     def touched(self, transaction: Transaction, schema: int) -> Collection[int]:
-        """Return the rowids that a transaction changes in the build's table; none if ``schema`` is another version."""
+        """Return the rowids that a transaction changes in the build's table; none on another version of the schema."""
         if not self.is_at_work or self.version != schema:
             return ()
         if transaction.kind != ROWS or self.plan.table.encode() not in transaction.changes:

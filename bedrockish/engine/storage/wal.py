@@ -186,8 +186,8 @@ class Wal:
     def _save_log(self) -> None:
         """Copy the log, whose name was removed, into the database file, unless another log has this name now.
 
-        The programs that read the database have the removed log open. A later node must not share their index of the
-        log: they would look for the frames of its log in theirs.
+        The programs that read the database have the removed log open. A later node must not share the index of the log
+        with them: they would look in the removed log for frames of the later node's log.
         """
         if self._path.exists():
             return

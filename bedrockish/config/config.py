@@ -107,10 +107,10 @@ class Config:
 
     node: str  # name of this node: a letter, then up to 15 letters, digits or _
     database: str  # path of the database file; it is created if it does not exist
-    listen: Address  # where peers and clients connect, host:port. Port 0 takes a free one.
+    listen: Address  # the address to which peers and clients connect, host:port. Port 0 takes a free one.
     cluster: str = "bedrockish"  # name of the cluster; nodes of different clusters refuse each other
-    peers: Mapping[str, Address]  # the founding members and where they listen, this node included
-    http: Address | None = None  # where HTTP is served, host:port; None: nowhere
+    peers: Mapping[str, Address]  # the founding members and their addresses, this node included
+    http: Address | None = None  # the address at which HTTP is served, host:port; None: HTTP is not served
     http_token: str = field(default="", repr=False)  # the bearer token that a caller must send; empty: no token
     # Names of users and the hashes of their passwords; empty: no login is required.
     users: Users = field(default_factory=dict, repr=False)

@@ -608,8 +608,8 @@ def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
             autocommit: as in sqlite3; False for the behaviour of PEP 249, where every statement is in a transaction.
             replay: after a conflict, repeat the transaction statement by statement, and continue it if each statement
                 has the same result as before; otherwise raise the error as without ``replay``.
-            write_lock: let transactions that write wait for each other, as on a SQLite file: those of all connections
-                of this machine to the node's file that have this option.
+            write_lock: let transactions that write wait for each other, as on a SQLite file. It holds between all
+                connections with this option that programs of this machine have to the node's file.
             schema_commits: make CREATE, ALTER and DROP transactions of their own that first commit the open
                 transaction, as MySQL does; otherwise they join the open transaction.
             detect_types: ``PARSE_COLNAMES`` converts columns named ``x [typename]``, ``PARSE_DECLTYPES`` columns whose

@@ -72,7 +72,10 @@ class WriteLock:
         return kind_of(sql) == WRITE and (schema == "temp" or (not schema and name in self._temporary))
 
     def note(self, sql: str) -> None:
-        """Note the TEMP table that a statement has made; after a change of other objects, a name may mean another."""
+        """Note the TEMP table that a statement has made; after any other change, forget the names, which may be reused.
+
+        After a TEMP trigger is made, every write needs the lock, because the trigger may write other tables.
+        """
         if makes_temporary(sql) and "trigger" in sql.lower():
             self._temporary = None
         elif self._temporary is not None and makes_temporary(sql):

@@ -78,7 +78,7 @@ SHUTDOWN, REFUSED = str(Code.SHUTDOWN), str(Code.REFUSED)
 
 
 def has_text(what: What) -> bool:
-    """Return whether a call sends a client's own text or values to the node, which may have crashed it."""
+    """Return whether a call sends a client's own text or values, with which it may have crashed the node."""
     if isinstance(what, Request) and what.change is not None:
         return False  # an operator's change of the members, whose answer does not tell whether it happened
     return isinstance(what, Request | Ask) or (isinstance(what, Step) and what.op in (BEGIN, STREAM))

@@ -66,7 +66,7 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> TableCommand | N
         return TableCommand(table, is_literal=False) if has_value else None
     if found <= _UPKEEP:
         return TableCommand(table, is_literal=True, is_upkeep=True)
-    # With a parameter, only its value tells which command it is; without a value, it configures nothing.
+    # Only the value of a parameter tells which command it is. A command without the column ``rank`` configures nothing.
     return TableCommand(table, is_literal=True) if has_value and not found.isdisjoint({*_CONFIGURES, PARAM}) else None
 
 

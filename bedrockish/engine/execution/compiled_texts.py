@@ -169,7 +169,7 @@ class CompiledTexts:
         return piece, after
 
     def with_ids(self, piece: Compiled) -> Rewritten | None:
-        """Return the statement rewritten to assign ids; None if SQLite reports other effects or columns for it."""
+        """Return the statement rewritten to assign ids; None if SQLite reports that its effects or columns differ."""
         auto = rewrite(piece.sql, self._tables.by_name)
         if auto is None:
             return None

@@ -725,7 +725,8 @@ class Interactive:
                 db.set_last_insert_rowid(work.lastrowid)
                 return
         is_of_keys = error.details.get("sqlite") == apsw.SQLITE_CONSTRAINT_FOREIGNKEY
-        # Unless a foreign key is broken, SQLite has undone the rows that are not kept; a rollback would lose kept ones.
+        # Unless a foreign key is broken, SQLite itself has undone the rows that it does not keep, and a rollback would
+        # also undo the kept ones.
         decides = isinstance(error, ConstraintError) and refusal is None and not is_of_keys
         if not (decides and capture.changed_temporary):
             db.execute("ROLLBACK TO statement")

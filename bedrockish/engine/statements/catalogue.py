@@ -51,7 +51,7 @@ def with_users_tables(sql: str) -> str:
 
 
 def _filtered(sql: str, found: list[SqlToken], rowid: str) -> str:
-    """Return a statement with the catalogues that it reads filtered, without the qualifier in front of their names."""
+    """Return a statement that reads filtered catalogues: common tables of their names, which it names unqualified."""
     cuts: list[Cut] = []
     schemas: dict[str, str] = {}
     for place, token in enumerate(found):

@@ -1,8 +1,8 @@
 """The name in a CREATE or DROP: a check that SQLite does not make, and the object of IF NOT EXISTS or IF EXISTS.
 
 SQLite stores the text of a definition from the name on, after ``CREATE TABLE``, ``CREATE VIEW`` and so on. A schema or
-``IF NOT EXISTS`` before the name is not stored. Then a name ``IF`` without quotes follows ``TABLE`` directly, where it
-is a keyword, and SQLite reports its own schema as malformed, as it does for a damaged file.
+``IF NOT EXISTS`` before the name is not stored. So in the stored text a name ``IF`` without quotes follows ``TABLE``
+directly, where it is a keyword, and SQLite reports its own schema as malformed, as it does for a damaged file.
 """
 
 import re

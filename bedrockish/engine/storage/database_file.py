@@ -144,7 +144,7 @@ def _why_unsafe(path: Path) -> str:
     if found.st_nlink < 2:
         return ""
     holders, own = _holders(found), str(os.getpid())
-    # In a process with the file open, closing a descriptor would drop SQLite's locks.
+    # If this process has the file open, do not open it here: closing the descriptor would drop SQLite's locks.
     holder = "" if own in holders or _opened_names(own, found) else _holder(path)
     names = {one: _opened_names(one, found) for one in (holders | {holder}) - {""}}
     if any(opened - {str(path.resolve())} for opened in names.values()):
@@ -330,8 +330,8 @@ def check_log(path: Path) -> None:
     with suppress(OSError), path.open("rb") as file:
         if file.read(len(ROLLBACK_MODE) + MODE_AT)[MODE_AT:] == ROLLBACK_MODE and log.stat().st_size:
             raise ConfigError(
-                f"{log} is the log of another database, and SQLite would write it into {path}, which has none; if that "
-                f"is the file that you want, as after a restore, move {log} away"
+                f"{log} is the log of another database, and SQLite would write it into {path}, which has none; if "
+                f"{path} is the file that you want, as after a restore, move {log} away"
             )
 
 

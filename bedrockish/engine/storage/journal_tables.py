@@ -95,9 +95,9 @@ class Journal:
             applied: the last applied tick of each timeline.
             heads: the hash of the last applied entry of each timeline.
             batches: how many batches were committed in the life of the file.
-            window_ms: the window begins at the settled clock minus these milliseconds. Of its settled entries, at most
-                the newest are read (``WINDOW_ENTRIES_MAX``, ``WINDOW_BYTES_MAX``). The window reads its entries only
-                while the caller iterates over it.
+            window_ms: the window begins at the settled clock minus these milliseconds. Of its settled entries, only the
+                newest are read, up to ``WINDOW_ENTRIES_MAX`` and ``WINDOW_BYTES_MAX``. The window reads its entries
+                only while the caller iterates over it.
         """
         db = self._db
         safe = int(system.get_meta(db, "safe") or 0)

@@ -168,10 +168,10 @@ class Wal:
         try:
             if self._is_removed:
                 raise DamagedError(
-                    f"{self._path} was removed while the node ran; its content is copied into the database file if no "
-                    "program reads there now: end these programs and start the node again; if other nodes refuse it, "
-                    "or it does not start, run 'bedrockish member replace URL NODE NEW' at the others, and "
-                    "'bedrockish join URL' for the node NEW"
+                    f"{self._path} was removed while the node ran; its content is copied into the database file unless "
+                    "a program reads the file: end the programs that have it open, and start the node again; if other "
+                    "nodes refuse it, or it does not start, run 'bedrockish member replace URL NODE NEW' at the "
+                    "others, and 'bedrockish join URL' for the node NEW"
                 )
             self._places.check()
             os.fdatasync(self._fd)

@@ -27,7 +27,7 @@ from bedrockish.node.transactions.callers import RULE, Owner, caller_of, has_roo
 
 IDLE_S = 10.0
 STREAMS_MAX = 1_000
-QUIET_MAX = 4_000  # the most idle streams without state that must end; about 2 KB each
+QUIET_MAX = 4_000  # the most idle streams without a transaction, TEMP objects and texts; about 2 KB each
 REQUESTS_MAX = 1_000  # the most requests of one pipeline
 
 Body = Callable[[HttpRequest], Awaitable[bytes]]

@@ -404,7 +404,7 @@ class LibsqlSession:
         return done
 
     async def _mark(self, mark: control.Control, statement: Statement) -> Result:
-        """Run SAVEPOINT outside of a transaction, which begins one, or a statement on the savepoints of such a one."""
+        """Run SAVEPOINT outside of a transaction, which begins one, or a statement on that transaction's savepoints."""
         if self._open is None and mark.kind == control.SAVEPOINT:
             await self._control(control.BEGIN)
             self._marks = []

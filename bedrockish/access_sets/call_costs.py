@@ -99,7 +99,8 @@ class Lengths:
     in_worker: int = 0  # the longest value in a worker thread; 0 for any length
     has_patterns: bool = False  # whether the statement calls LIKE or GLOB
     culprits: str = ""  # the functions that limit ``in_worker``, as a text
-    mentions: int = 0  # long values made or copied before an interrupt works; 0 if they do not limit ``in_worker``
+    # Number of long values made or copied before an interrupt works; 0 if they do not limit ``in_worker``.
+    mentions: int = 0
     is_brief: bool = False  # whether the statement ends at once, whatever the tables contain, and needs no watchdog
     # The lengths of text constants that may be patterns; None if they are not known.
     constants: tuple[int, ...] | None = None

@@ -31,8 +31,8 @@ ROW_BYTES, VALUE_BYTES = 24, 9  # approximate bytes of a row, and of each value,
 Rows = dict[str, dict[int, Row]]
 """Table -> rowid -> row."""
 UNREADABLE = "unreadable"
-"""A key in the details of the error for a row that its module cannot read, as after a failed statement on vec0 that has
-written only a part of the row."""
+"""A key in the details of an error: a module cannot read one of its rows. On vec0, a failed statement may leave a row
+that is written only in part."""
 
 
 @dataclass(slots=True)

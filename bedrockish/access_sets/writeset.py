@@ -260,7 +260,7 @@ class _TableKeys:
         return self._points(old, new), ranges
 
     def _unknown_ranges(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> Iterator[Range]:
-        """Yield the range of each UNIQUE index with unknown equality in which the row takes or releases a value."""
+        """Yield the range of each UNIQUE index of unknown equality whose value the row takes or releases."""
         for found, places, exact in self._unknown:
             had = old is not None and _no_null(old, places)
             has = new is not None and _no_null(new, places)

@@ -68,7 +68,8 @@ class ReadConnection:
 
     def read_moment(self) -> FileMoment | None:
         """Read and return the moment of the snapshot that was just taken."""
-        rows = self.execute(_MOMENT).fetchall()  # all rows: SQLite cannot change a collation while a statement is open
+        # Fetchall ends the statement: SQLite cannot change a collation while one is open.
+        rows = self.execute(_MOMENT).fetchall()
         self.moment = moment_row.read(str(rows[0][0])) if rows else None
         if self.moment is not None and self.moment.schema != self._schema:
             self._schema = self.moment.schema

@@ -256,7 +256,7 @@ class Runtime:
         shares: bool = False,
         base: Vector | None = None,
     ) -> Submission:
-        """Return a command that begins, with these arguments of ``begin``, when it is awaited for its answer."""
+        """Return an object to await: it calls ``begin`` with these arguments, and returns the answer of the command."""
         begin = partial(self.begin, request, prepare=prepare, once=once, shares=shares, base=base)
         return Submission(begin, partial(self._answer, request, begin))
 

@@ -83,7 +83,7 @@ class Contention:
         # Our own vote would reject the transaction (V9), and its BEGIN would only disturb the pending ones. So the
         # request waits here for their end.
         for found in state.votes.pending.conflicts(access_set):
-            if found.other not in self.rollbacks:  # our BEGIN carries the rollbacks of those in it
+            if found.other not in self.rollbacks:  # our BEGIN carries their rollbacks
                 inflight.lost = found
                 self.reservations.reserve_if_needed(inflight, access_set, kind)
                 state.counts["waited"] += 1

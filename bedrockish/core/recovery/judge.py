@@ -79,11 +79,12 @@ def judge(leader: str, answers: Mapping[str, VoterAnswer], voters: Collection[st
     if leader in answers:
         return ABORT
     # J6, "the holders, and the voters out of reach that may have approved it, are fewer than a quorum". A voter out of
-    # reach has not approved it if that voter leads a conflicting transaction that is still pending, because it holds
-    # its own transaction. Its vote for its own transaction is durable: a BEGIN may leave before that vote only in a
-    # cluster so small that all voters but the leader are among the answers here (``may_count_out``). The conflicting
-    # transaction is not certainly pending if a voter knows its end, or may have forgotten its end (``safe``). If one
-    # leader led both, it gave the conflicting one up before it began this one, so it has approved this one.
+    # reach has not approved it if that voter leads a conflicting transaction that is still pending: it holds its own
+    # transaction, and no voter holds two that conflict. Its vote for its own transaction is durable: a BEGIN may leave
+    # before that vote only in a cluster so small that all voters but the leader are among the answers here
+    # (``may_count_out``). The conflicting transaction is not certainly pending if a voter knows its end, or may have
+    # forgotten its end (``safe``). If one leader led both, it gave the conflicting one up before it began this one, so
+    # it has approved this one.
     ended = frozenset[Txid]().union(*(answer.ended for answer in answers.values()))
     blockers = frozenset[Txid]().union(*(answer.blockers for answer in answers.values()))
     forgotten = max(_forgotten(answer) for answer in answers.values())

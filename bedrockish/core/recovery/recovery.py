@@ -262,7 +262,7 @@ class Recovery:
 
     def _answer(self, peer: str, vote: Vote, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        for given_up in transaction.rollbacks:  # P6: or those that its leader gave up would block it (V5)
+        for given_up in transaction.rollbacks:  # P6: else those that its leader gave up would block it (V5)
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
         standing, blockers = self._try_to_hold(vote, transaction)

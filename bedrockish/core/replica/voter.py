@@ -124,7 +124,8 @@ class Voter:
         if not self._check_rows(transaction, until):  # V11: its before-images are the rows here
             return
         state.votes.hold(transaction)  # V12: durable before the approval leaves
-        # Our own requests that wait for their turn on these keys now wait for its end (``Node._pass_on_progress``).
+        # Our own requests that wait for their turn on these keys then wait for this transaction
+        # (``Node._pass_on_progress``).
         self.approved.append(transaction)
         self._approve(txid)
 

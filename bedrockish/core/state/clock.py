@@ -53,7 +53,7 @@ class Clock:
         self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
         self._followed: int | None = None  # the last ``_pace`` at which this clock did not stand still; None: none yet
         # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: a durable bound; no value
-        # above it has left this node, so a clock that begins at the ceiling is later than every value that did.
+        # above it has left this node, so a clock that begins at the ceiling is later than every value that has left.
         # ``floor``: the ceiling at the start; this node may have forgotten promises about clocks below it.
         self.value = self.ceiling = self.floor = ceiling
         # At the start the value is at the ceiling, so the first step raises the ceiling, before a transaction needs it.

@@ -263,7 +263,7 @@ class CommitWindow:
                 yield Conflict(txid, key)
         if covers(base, self._packed):
             return  # nearly always: the base has seen all packed commits
-        # The newest segments first: a base that is a little old has not seen only these.
+        # The newest segments first: a base that is a little old lacks commits of these alone.
         for segment in reversed(self._segments):
             if not segment.is_in(base):
                 yield from segment.conflicts(access_set, base, own)

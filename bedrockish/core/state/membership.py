@@ -246,14 +246,14 @@ def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: M
     if change.action == "replace" and node in facts.alive:
         raise _refused(
             "alive",
-            f"{node} answers, so that its file is not lost; to remove it, have a new node join and demote {node} then, "
+            f"{node} answers, so its file is not lost; to remove it, have a new node join and demote {node} then, "
             "or use --force",
         )
     if change.action == ADDRESS and node in facts.alive and new.members[node].address != old.members[node].address:
         raise _refused(
             "alive",
-            f"{node} answers at {old.members[node].address}, and would be missed if it does not answer at "
-            f"{change.address}; stop it before it moves, or use --force if it answers at both",
+            f"{node} answers at {old.members[node].address}, and perhaps not at {change.address}, where the others "
+            "would look for it; stop it before it moves, or use --force if it answers at both",
         )
     if change.action == "remove" and lost:
         raise _refused(

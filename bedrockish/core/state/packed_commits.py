@@ -176,7 +176,7 @@ class PackedSegment:
             if owner in self._large:
                 continue
             reads, writes = one.access_set.read_points, one.access_set.write_points
-            # An item of 16 bits holds the number of the commit, one of 256, and the two bits for read and written.
+            # An item of 16 bits holds the number of the commit, below 256, and the two bits for read and written.
             for some, bits in ((writes - reads, _WRITE), (writes & reads, _WRITE | _READ), (reads - writes, _READ)):
                 keys += some
                 owners.extend([owner << 2 | bits] * len(some))
@@ -254,7 +254,7 @@ class PackedSegment:
                     yield Conflict(self._txid(owner), found)
 
     def _conflict_with(self, owner: int, access_set: AccessSet) -> bytes | None:
-        """Return a key at which an access set conflicts with the ranges of a commit, or the keys of a large one."""
+        """Return a key at which an access set conflicts with a commit: in its ranges, or in a large commit's keys."""
         ranged = self._ranged.get(owner)
         found = conflict(access_set, ranged) if ranged is not None else None
         if found is not None or owner not in self._large:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SCHEMA_GRACE_MS = 20  # from a schema change's activation to the closing of time up to it: BEGINs may be under way
+SCHEMA_GRACE_MS = 20  # how long after a schema change's activation time is closed up to it: BEGINs may be under way
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from bedrockish_journal.model.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 
-CLOCK_KEY = "cluster_clock"  # key in bedrockish_meta of an operator's order: 1: follow the wall, 0: only count
+# Key in bedrockish_meta; its value is an operator's order: 1 to follow the wall, 0 to only count.
+CLOCK_KEY = "cluster_clock"
 LOOK_S = 10.0  # seconds between two checks of the journal's length
 PACK_LOOK_S = 60.0  # seconds between two searches for entries that are old enough to be packed
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed

@@ -20,9 +20,8 @@ PREFIX = "seen:"
 STEP = 100
 
 # The codes with which a node refuses a peer because of the peer's file.
-# A voter has another file than before; the refusal is wrong if the refusing node lacks a change of the members.
-AMNESIA = "amnesia"
-REPLACED = "replaced"  # another file was admitted under the learner's name; the refusal is wrong in the same case
+AMNESIA = "amnesia"  # a voter has another file; not certain, as the refusing node may lack a change of the members
+REPLACED = "replaced"  # another file was admitted under the learner's name; not certain, for the same reason
 OLDER_FILE = "older_file"  # a voter has an older state of the same file; certain, and final
 
 

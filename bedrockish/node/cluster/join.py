@@ -248,7 +248,7 @@ def _not_whole(packed: Mapping[str, Any]) -> str:
         return "the beginning of the cluster's journal was removed to make room, so it cannot be replayed"
     if packed.get("replayable", True):
         return ""
-    return "the cluster began with a database that had tables already, so its journal is not all that it has"
+    return "the cluster began with a database that had tables already, so its journal does not have all its rows"
 
 
 def _make_empty(path: Path, config: Config, bootstrap: bytes, store: str, joining: bytes) -> None:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # seconds between two checks of the other members' answers
 LOOK_AGAIN_S = 5.0  # seconds between two checks whether another node has applied an entry that stops this node
-PROVE_AGAIN_S = 30.0  # seconds from a comparison of a copy with its journal that lacked room to the next try
+PROVE_AGAIN_S = 30.0  # seconds until the next try, if the comparison of a copy with its journal lacked room
 RESOLVE_TRIES = 10
 OWN_JOURNAL, OWN_TABLES = "its own journal", "its own tables, with new indexes"
 NAMED = ("entry", "txid", "table", "key", "page")  # the details of a damage that are stored, and shown in the status

@@ -28,7 +28,7 @@ class Checkpoints:
             nursery.start_soon(self._run)
 
     def shorten_log(self, nursery: trio.Nursery) -> None:
-        """Cut off a log that is long for its disk, or begin the checkpoint that has to copy it to the file before."""
+        """Cut off a log that is long for its disk; if most of it is not copied yet, begin a checkpoint instead."""
         if not self._engine.batch.shorten_log():
             self.begin(nursery)
 

@@ -146,7 +146,7 @@ class Faults:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def stopping(self, what: str, asked: Awaitable[T]) -> T:
-        """Await work for a caller that is answered with the error of the work; stop the node after damage.
+        """Await work whose error goes to its caller; after damage, stop the node as well.
 
         Raises:
             UnavailableError: there was damage; another node can be asked.

@@ -111,7 +111,7 @@ class RowComparison:
     # -- unpacking -------------------------------------------------------------------------------------------------
 
     def unpack(self, prepared: Prepared) -> None:
-        """Unpack the rows of a transaction that this node is going to lead, if they are many, during the votes on it.
+        """Unpack the rows of a transaction that this node leads, if they are many, while the votes on it are under way.
 
         Without other voters, the transaction is applied at once, and its rows are not unpacked.
         """

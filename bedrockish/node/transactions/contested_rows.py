@@ -20,7 +20,7 @@ class ContestedRows(ForeignTransactions):
         return base is not None and any(state.commit_window.conflicts(AccessSet(frozenset({key})), dict(base)))
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:
-        """Return this node's index in the sorted nodes that contend for a table or its indexes, and their number."""
+        """Return this node's place, by name, among those that contend for a table or its indexes; and their number."""
         state = self._state
         nodes = sorted(state.contests.rivals(objects, state.clock.now.seconds) | {state.me})
         return nodes.index(state.me), len(nodes)

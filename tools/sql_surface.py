@@ -50,7 +50,7 @@ _ONE_FILE = (
     "not every node has that file; attach it on a connection by [the path of a node's file](local.md#other-files), or "
     "copy its rows in by INSERTs"
 )
-_DEFINITION = "a node's schema is what the cluster agreed on; change it by ALTER, DROP and CREATE"
+_DEFINITION = "a node has the schema on which the cluster agreed; change it by ALTER, DROP and CREATE"
 
 STATEMENTS = (
     _same("ALTER TABLE", "ALTER TABLE t ADD COLUMN x DEFAULT 7", "ALTER TABLE t RENAME x TO y", "SELECT * FROM t"),

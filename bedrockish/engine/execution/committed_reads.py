@@ -3,8 +3,8 @@
 With SQLite's write-ahead log, another connection sees the last committed batch while the writer writes the next one. So
 a request that only reads need not wait for the writer if the last batch has everything that its session has seen.
 
-The number of the batch is read from the snapshot itself: the writer's thread may commit the next batch at any moment,
-before the vector of that batch is known here.
+The number of the batch is read from the snapshot itself, because the writer's thread may commit the next batch at any
+moment. A snapshot of a batch whose vector is not known here yet is not used.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ import trio
 
 from tools.chaos.faults import FAULTS, MEMBER
 from tools.chaos.run import Plan, run
-from tools.cluster import DemoError
+from tools.cluster import DemoError, unwrap
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,9 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         verdict = trio.run(run, plan, directory, say)
     except (DemoError, BaseExceptionGroup) as error:
-        found: BaseException | None = error
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
+        found = unwrap(error)
         if not isinstance(found, DemoError):
             raise
         print(f"error: {found}; files: {directory}", file=sys.stderr)

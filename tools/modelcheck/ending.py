@@ -11,8 +11,9 @@ from random import Random
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Message
 from tools.modelcheck.facts import broken_law, facts_of
-from tools.modelcheck.nodes import CAUGHT, BrokenError
+from tools.modelcheck.nodes import CAUGHT
 from tools.modelcheck.place import STILL, Place
+from tools.sim.world import LawBrokenError
 
 PATIENCE_S = 90.0  # limit of virtual time; most endings take two or three seconds
 
@@ -40,7 +41,7 @@ class Ending:
         """Run the living nodes until they rest, start the dead ones, and run all nodes until they rest.
 
         Raises:
-            BrokenError: the nodes do not come to rest, or a law is broken.
+            LawBrokenError: the nodes do not come to rest, or a law is broken.
         """
         try:
             dead = [place for place in self.places.values() if place.node is None]
@@ -60,7 +61,7 @@ class Ending:
             if dead:
                 self._rest("who comes back becomes equal")
         except CAUGHT as error:
-            raise BrokenError("no node stops", f"{type(error).__name__} {error}") from error
+            raise LawBrokenError("no node stops", f"{type(error).__name__} {error}") from error
         self._judge()
 
     def _wake(self, place: Place) -> None:
@@ -103,7 +104,7 @@ class Ending:
             if self._at_rest():
                 return
             if self.seconds > until:
-                raise BrokenError(law, self._why())
+                raise LawBrokenError(law, self._why())
             deadlines = {place.name: place.core.deadline() for place in self.living}
             self.seconds = max(self.seconds, min(one for one in deadlines.values() if one is not None))
             for place in self.living:
@@ -133,11 +134,11 @@ class Ending:
         for one, other in combinations_with_replacement(facts, 2):
             found = broken_law(one, other)
             if found is not None:
-                raise BrokenError(*found)
+                raise LawBrokenError(*found)
         rows = [place.disk.durable.rows for place in self.living]
         if any(one != rows[0] for one in rows):
-            raise BrokenError("all databases are equal", str(rows))
+            raise LawBrokenError("all databases are equal", str(rows))
         for place in self.living:
             for command, words in place.told.items():
                 if words[:1].isupper() and command not in self.living[0].disk.durable.commands:
-                    raise BrokenError("no acknowledged commit is lost", f"{command} was told to be {words}")
+                    raise LawBrokenError("no acknowledged commit is lost", f"{command} was told to be {words}")

@@ -20,9 +20,10 @@ from bedrockish_journal.model.membership import Member, Membership
 from bedrockish_journal.model.transaction import Txid
 from tools.modelcheck.ending import Ending
 from tools.modelcheck.frozen import thaw
-from tools.modelcheck.nodes import BrokenError, Nodes
+from tools.modelcheck.nodes import Nodes
 from tools.modelcheck.place import Sent, new_place
 from tools.modelcheck.scopes import LIMITS, Scope
+from tools.sim.world import LawBrokenError
 
 SUBJECTS = len(LIMITS)
 EVENTS = {"submits": "submit", "reports": "heartbeat", "syncs": "sync"}  # verb of a prefix -> event of one node
@@ -212,7 +213,7 @@ class Explorer:
         try:
             self._search(began + seconds)
             self._end(began + 2 * seconds)
-        except BrokenError as broken:
+        except LawBrokenError as broken:
             report.law, report.story = broken.law, broken.story
         report.seconds = time.process_time() - began
         report.local = len(self.nodes.known)
@@ -340,7 +341,7 @@ def follow(explorer: Explorer, state: State, words: str) -> State:
 
     Raises:
         ScriptError: the step is not possible.
-        BrokenError: a law is broken.
+        LawBrokenError: a law is broken.
     """
     name, verb, *rest = words.split()
     node = explorer.nodes.index[name]

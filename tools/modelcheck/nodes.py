@@ -16,6 +16,7 @@ from tools.modelcheck.frozen import freeze, key_of, thaw
 from tools.modelcheck.place import HaltedError, Place
 from tools.modelcheck.scopes import LIMITS, Scope
 from tools.sim.database import DivergedError
+from tools.sim.world import LawBrokenError
 
 T = TypeVar("T", bound=Hashable)
 Event = tuple[object, ...]
@@ -43,14 +44,6 @@ class Known:
     choices: tuple[Choice, ...] | None = None  # its possible spontaneous events; None until they are computed
     # Event -> (number of the node's next state, messages sent), for events that were run.
     after: dict[int, tuple[int, Sends]] = field(default_factory=dict)
-
-
-class BrokenError(Exception):
-    """Raised when a law is broken. ``story`` describes the break; ``way`` adds the events that led there."""
-
-    def __init__(self, law: str, story: str) -> None:
-        super().__init__(f"{law}: {story}")
-        self.law, self.story = law, story
 
 
 class Numbered(Generic[T]):
@@ -121,7 +114,7 @@ class Nodes:
         """Return the state of a node after an event, and the messages sent; run a real core only the first time.
 
         Raises:
-            BrokenError: an assertion of the core or its disk failed.
+            LawBrokenError: an assertion of the core or its disk failed.
         """
         known = self.known[place]
         found = known.after.get(event)
@@ -133,7 +126,7 @@ class Nodes:
             try:
                 sent = real.play(told)
             except CAUGHT as error:
-                raise BrokenError("no node stops", f"{real.name}: {type(error).__name__} {error}") from error
+                raise LawBrokenError("no node stops", f"{real.name}: {type(error).__name__} {error}") from error
             sends = tuple((self.index[peer], self.message(message)) for peer, message in sent if peer in self.index)
             found = known.after[event] = self.number(real), sends
         return found
@@ -164,12 +157,12 @@ class Nodes:
         """Check that the facts of two nodes do not contradict each other.
 
         Raises:
-            BrokenError: the facts break a law.
+            LawBrokenError: the facts break a law.
         """
         pair = self.known[left].facts, self.known[right].facts
         if pair in self._agree:
             return
         found = broken_law(self.facts.values[pair[0]], self.facts.values[pair[1]])
         if found is not None:
-            raise BrokenError(*found)
+            raise LawBrokenError(*found)
         self._agree.add(pair)

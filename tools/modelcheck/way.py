@@ -7,8 +7,8 @@ from bedrockish.core.describe import Printer
 from bedrockish.core.protocol.messages import decode
 from bedrockish_journal.model.transaction import Txid
 from tools.modelcheck.explore import Explorer, Report, State
-from tools.modelcheck.nodes import BrokenError
 from tools.modelcheck.scopes import Scope
+from tools.sim.world import LawBrokenError
 
 
 def search(scope: Scope, seconds: float) -> tuple[Report, tuple[str, ...]]:
@@ -45,12 +45,12 @@ def _last(explorer: Explorer, state: State) -> str:
     for step in explorer.steps(state):
         try:
             explorer.check(state, explorer.take(state, step))
-        except BrokenError:
+        except LawBrokenError:
             return _words(explorer, step[0], step[1])
     for words, after in explorer.strikes(state):
         try:
             explorer.check(state, after)
-        except BrokenError:
+        except LawBrokenError:
             return words
     return "and a node is struck"
 

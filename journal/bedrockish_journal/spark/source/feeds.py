@@ -133,11 +133,15 @@ def nodes_of(
     for path in paths:
         with open_feed(path, access) as feed:
             check_clusters(clusters, feed.context.cluster, path)
-            node, head = feed.context.node, {leader: high for leader, (_, high) in bounds(feed.ask).items()}
+            node = feed.context.node
+            head = {leader: high for leader, (_, high) in bounds(feed.ask).items()} if newest else {}
         if node not in found or (newest and covers(head, heads[node])):
             found[node], heads[node] = path, head
         elif not newest:
-            raise copies_error(node, found[node], path)
+            raise JournalError(
+                f"{shown(found[node])} and {shown(path)} are both of node {node}; give one for each node, or "
+                "copies=newest"
+            )
         elif not covers(heads[node], head):
             raise JournalError(
                 f"{shown(found[node])} and {shown(path)} of node {node} each lack entries of the other; audit both"
@@ -177,10 +181,3 @@ def check_same(context: Context, node: str, cluster: str) -> None:
             f"{shown(context.path)} has the journal of node {context.node} of the cluster {context.cluster}, and had "
             f"that of node {node} of the cluster {cluster} when the read was planned; read again"
         )
-
-
-def copies_error(node: str, first: str, second: str) -> JournalError:
-    """Return the error for two journals of one node."""
-    return JournalError(
-        f"{shown(first)} and {shown(second)} are both of node {node}; give one for each node, or copies=newest"
-    )

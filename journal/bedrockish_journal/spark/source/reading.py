@@ -10,16 +10,7 @@ import pyarrow as pa
 from bedrockish_journal.spark.source.builders import BATCH_ROWS, in_pieces
 from bedrockish_journal.spark.source.columns import batch
 from bedrockish_journal.spark.source.context import Context
-from bedrockish_journal.spark.source.feeds import (
-    OpenJournal,
-    check_clusters,
-    check_same,
-    copies_error,
-    expand,
-    is_url,
-    nodes_of,
-    open_feed,
-)
+from bedrockish_journal.spark.source.feeds import OpenJournal, check_same, expand, is_url, nodes_of, open_feed
 from bedrockish_journal.spark.source.options import PARTITION_ROWS, ReadOptions
 from bedrockish_journal.spark.source.plans import NO_LIMITS, BatchLimits, Span, WantedEntries, plan
 from bedrockish_journal.spark.source.tables import SourceTable
@@ -44,18 +35,11 @@ def parts(options: ReadOptions, table: SourceTable) -> list[ReadPart]:
         BedrockishError: a node cannot be reached.
     """
     found: list[ReadPart] = []
-    seen: dict[str, str] = {}
-    clusters: dict[str, str] = {}
-    access, paths = options.access, expand(options.path)
-    for path in nodes_of(paths, access, newest=True).values() if options.newest else paths:
+    for path in nodes_of(expand(options.path), options.access, newest=options.newest).values():
         rows = options.partition_rows or (None if is_url(path) else PARTITION_ROWS)
-        with open_feed(path, access) as feed:
-            check_clusters(clusters, feed.context.cluster, path)
+        with open_feed(path, options.access) as feed:
             groups = plan(feed.ask, options.limits, rows) if table.build else []
             node, cluster = feed.context.node, feed.context.cluster
-        if node in seen:
-            raise copies_error(node, seen[node], path)
-        seen[node] = path
         before = table.before is not None
         for group in groups or ([()] if before else []):
             found.append(ReadPart(path, group, before, node, cluster))

@@ -173,7 +173,7 @@ def test_locking_everything_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPat
     """ORDER BY without an index: all rows are looked at before LIMIT can end the loop."""
     monkeypatch.setattr(row_locks, "ROWS_MAX", 30)
     assert len(desk.node.rows(NEXT.replace("LIMIT 1", "LIMIT 30"))) == 30
-    with pytest.raises(SqlError, match="give ORDER BY an index"):
+    with pytest.raises(SqlError, match="an index for the ORDER BY"):
         desk.node.prepare(NEXT.replace("ORDER BY id", "ORDER BY worker"))
     assert len(desk.node.engine.locks) == 0
 

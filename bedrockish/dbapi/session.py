@@ -24,6 +24,7 @@ from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.request_builder import is_plain
 from bedrockish.client.transaction import BATCH
 from bedrockish.common.pauses import Pauses
+from bedrockish.dbapi.temporary_names import TemporaryNames
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError
 from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action
 from bedrockish.sqltext.session_settings import first_setting
@@ -37,6 +38,7 @@ from bedrockish.sqltext.statement_kinds import (
     kind_of,
     query_only_of,
     switch_of,
+    verb_of,
 )
 from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish.sqltext.transaction_control import (
@@ -100,6 +102,7 @@ class Session:
         query_only: whether the program has set PRAGMA query_only, so that the connection refuses writes.
         can_write: False for a connection that was opened with ``mode=ro``.
         lock: the write lock, which a transaction acquires at its first write; None without one.
+        temporary: the names of the connection's TEMP objects.
     """
 
     def __init__(self, link: Link, read: str, timeout_s: float, trace: Callable[[str], None]) -> None:
@@ -113,6 +116,7 @@ class Session:
         self.query_only = self.replay = False
         self.can_write = True
         self.lock: WriteLock | None = None
+        self.temporary = TemporaryNames()
         self._replayed: list[tuple[list[Statement], Told]] = []  # the open transaction's statements and results
         self._values = SessionValues()  # the values at the beginning of the open transaction
         self._open: BlockingTransaction | None = None
@@ -318,15 +322,16 @@ class Session:
         try:
             self._acquire(sql, kind)
             yield
-            if self.lock is not None and kind == SCHEMA:
-                self.lock.note(sql)
+            if kind == SCHEMA:
+                self.temporary.note(sql)
         finally:
             if self._open is None:
                 self._release()
 
     def _acquire(self, sql: str, kind: str) -> None:
-        if self.lock is not None and kind in (WRITE, SCHEMA) and not self.lock.spares(sql):
-            self.lock.acquire()
+        if self.lock is None or kind not in (WRITE, SCHEMA) or makes_temporary(sql) or self.temporary.covers(sql):
+            return
+        self.lock.acquire()
 
     def _release(self) -> None:
         if self.lock is not None:
@@ -340,7 +345,9 @@ class Session:
 
     def _check_writable(self, kind: str, sql: str) -> None:
         """Raise SqlError for a statement that writes, if the connection only reads."""
-        if self._only_reads and kind in (WRITE, SCHEMA):
+        if not self._only_reads or (not self.query_only and self.temporary.covers(sql)):
+            return
+        if kind in (WRITE, SCHEMA) or verb_of(sql) == "ANALYZE":
             how = "PRAGMA query_only is on; switch it off" if self.can_write else "open it without mode=ro"
             raise SqlError(f"attempt to write a readonly database: {how}", sql=sql, sqlite=SQLITE_READONLY)
 

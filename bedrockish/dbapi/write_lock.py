@@ -21,8 +21,6 @@ from bedrockish.client.blocking import Connection as Link
 from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.common.pauses import monotonic
 from bedrockish.errors import BedrockishError, ClientClosedError, ConfigError, ConflictError
-from bedrockish.sqltext.statement_kinds import WRITE, kind_of
-from bedrockish.sqltext.temporary import makes_temporary, target_of
 
 SUFFIX, TOKEN_MAX = "-write", 1 << 16
 FIRST_S, LONGEST_S = 0.001, 0.02  # the pauses between two attempts
@@ -38,8 +36,6 @@ class WriteLock:
 
     def __init__(self, database: str, link: Link, timeout_s: float) -> None:
         self._path, self._link, self.timeout_s = database + SUFFIX, link, timeout_s
-        # The names of the session's TEMP tables, as far as they are known; None after a trigger that may write others.
-        self._temporary: set[str] | None = set()
         # Held while the file is used: another thread, or the handler of a signal, may close the connection.
         self._guard = threading.RLock()
         self._file: int | None = None
@@ -63,25 +59,6 @@ class WriteLock:
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_S)
-
-    def spares(self, sql: str) -> bool:
-        """Return whether a statement that writes changes TEMP objects only, and so needs no lock."""
-        if self._temporary is None or makes_temporary(sql):
-            return makes_temporary(sql)
-        schema, name = target_of(sql)
-        return kind_of(sql) == WRITE and (schema == "temp" or (not schema and name in self._temporary))
-
-    def note(self, sql: str) -> None:
-        """Note the TEMP table that a statement has made; after any other change, forget the names, which may be reused.
-
-        After a TEMP trigger is made, every write needs the lock, because the trigger may write other tables.
-        """
-        if makes_temporary(sql) and "trigger" in sql.lower():
-            self._temporary = None
-        elif self._temporary is not None and makes_temporary(sql):
-            self._temporary.add(target_of(sql)[1])
-        elif self._temporary is not None:
-            self._temporary.clear()
 
     def _advice(self) -> str:
         """Return what to do about the holder: the system may know that its process has ended."""

@@ -8,6 +8,7 @@ from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
 
+_MADE = ("TABLE", "VIEW", "INDEX", "TRIGGER")
 _HEAD = 12  # number of first tokens that are read: enough for the name in CREATE TEMP TABLE IF NOT EXISTS
 
 
@@ -41,7 +42,7 @@ def first_temporary(statements: Iterable[str]) -> int | None:
 
 @remembered
 def target_of(sql: str) -> tuple[str, str]:
-    """Return schema and name, in lower case, of the table that a statement makes or writes; empty texts where unknown.
+    """Return schema and name, in lower case, of the object that a statement makes, drops or writes; else empty texts.
 
     >>> target_of("WITH a AS (SELECT 1) INSERT INTO temp.t SELECT * FROM a"), target_of("UPDATE OR FAIL [T] SET x = 1")
     (('temp', 't'), ('', 't'))
@@ -50,7 +51,7 @@ def target_of(sql: str) -> tuple[str, str]:
     try:
         for token in walk(without_settings(sql)):
             depth += (token.text == "(") - (token.text == ")")
-            if depth == 0 and not verb and token.is_word("CREATE", "INSERT", "REPLACE", "UPDATE", "DELETE"):
+            if depth == 0 and not verb and token.is_word("CREATE", "DROP", "INSERT", "REPLACE", "UPDATE", "DELETE"):
                 verb = token.text.upper()
             elif verb:
                 found.append(token)
@@ -58,9 +59,9 @@ def target_of(sql: str) -> tuple[str, str]:
                     break
     except NotTokensError:
         pass
-    before = {"CREATE": "TABLE", "INSERT": "INTO", "REPLACE": "INTO", "DELETE": "FROM"}.get(verb)
-    at = next((place for place, one in enumerate(found) if before and one.is_word(before)), -1) + 1
-    for words in (("IF", "NOT", "EXISTS"), ("OR",)):
+    before = {"UPDATE": (), "INSERT": ("INTO",), "REPLACE": ("INTO",), "DELETE": ("FROM",)}.get(verb, _MADE)
+    at = next((place for place, one in enumerate(found) if one.is_word(*before)), -1) + 1
+    for words in (("IF", "NOT", "EXISTS"), ("IF", "EXISTS"), ("OR",)):
         if [one.text.upper() for one in found[at : at + len(words)]] == list(words):
             at += max(len(words), 2)
     names = [(one.name or "").lower() for one in found[at : at + 3]]

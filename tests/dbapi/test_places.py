@@ -51,6 +51,22 @@ def test_connection_with_mode_ro_only_reads(made: db.Connection, url: str, optio
             reader.execute("UPDATE thing SET a = 7")
 
 
+@pytest.mark.parametrize("interface", ["path"], indirect=True)
+def test_connection_with_mode_ro_has_temp_tables(made: db.Connection, url: str) -> None:
+    with closing(db.connect(f"file:{url}?mode=ro", uri=True)) as reader:
+        reader.execute("CREATE TEMP TABLE own AS SELECT 1 AS a")
+        reader.execute("INSERT INTO own VALUES (2)")
+        reader.executemany("INSERT INTO temp.own VALUES (?)", [(3,), (4,)])
+        reader.execute("DELETE FROM own WHERE a = 1")
+        reader.commit()
+        assert reader.execute("SELECT a FROM own").fetchall() == [(2,), (3,), (4,)]
+        reader.execute("DROP TABLE own")
+        trigger = "CREATE TEMP TRIGGER own AFTER INSERT ON own BEGIN DELETE FROM thing; END"
+        for sql in ("DROP TABLE thing", "ANALYZE", trigger, "INSERT INTO own VALUES (5)"):
+            with pytest.raises(db.OperationalError, match="readonly"):
+                reader.execute(sql)
+
+
 @pytest.mark.parametrize(
     ("database", "error", "text"),
     [

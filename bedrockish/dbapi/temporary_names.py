@@ -1,0 +1,31 @@
+"""The names of the TEMP objects of one connection, whose changes need neither the write lock nor a right to write."""
+
+from bedrockish.sqltext.statement_kinds import WRITE, kind_of, verb_of
+from bedrockish.sqltext.temporary import makes_temporary, target_of
+
+
+class TemporaryNames:
+    """The names of TEMP objects that the connection has made, as far as its statements show them."""
+
+    def __init__(self) -> None:
+        self._names: set[str] | None = set()  # None after a trigger, which may write other tables
+
+    def covers(self, sql: str) -> bool:
+        """Return whether a statement that writes changes TEMP objects only."""
+        if self._names is None or makes_temporary(sql):
+            return makes_temporary(sql) and "trigger" not in sql.lower()
+        schema, name = target_of(sql)
+        is_known = schema == "temp" or (not schema and name in self._names)
+        return is_known and (kind_of(sql) == WRITE or verb_of(sql) == "DROP")
+
+    def note(self, sql: str) -> None:
+        """Note a change of the schema, after which a name may mean another object."""
+        if self._names is None:
+            return
+        if makes_temporary(sql):
+            self._names.add(target_of(sql)[1])
+            self._names = None if "trigger" in sql.lower() else self._names
+        elif self.covers(sql):
+            self._names.discard(target_of(sql)[1])
+        else:
+            self._names.clear()

@@ -194,6 +194,16 @@ def test_statements_that_read_the_schema_are_allowed(table: TestNode, sql: str) 
     assert table.run(sql)[0].rows
 
 
+@pytest.mark.parametrize(
+    "sql",
+    ["BEGIN IMMEDIATE", "COMMIT", "END", "ROLLBACK", "SAVEPOINT a", "RELEASE a", "ROLLBACK TO a", "ATTACH 'x' AS y",
+     "DETACH y"],
+)  # fmt: skip
+@pytest.mark.parametrize("explain", ["EXPLAIN ", "explain/**/", "EXPLAIN QUERY  PLAN "])
+def test_statements_that_a_request_may_not_run_can_be_explained(table: TestNode, explain: str, sql: str) -> None:
+    assert table.prepare(explain + sql).readonly
+
+
 def test_limits_apply_before_memory_is_allocated(make_node: Any) -> None:
     node = make_node(limits=Limits(result_bytes=50_000, changes_bytes=50_000))
     node.run(SCHEMA)

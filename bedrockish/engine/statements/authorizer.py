@@ -4,6 +4,7 @@ SQLite calls its authorizer for each table, column, PRAGMA and function that a s
 it makes, changes or drops.
 """
 
+import re
 from collections.abc import Callable
 
 import apsw
@@ -12,6 +13,7 @@ from bedrockish.access_sets.system_names import OUR_NAMES, is_ours, may_be_asked
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS
+from bedrockish.sqltext.statement_ends import first_word
 from bedrockish_journal.storage.packing import UNPACKED
 from bedrockish_journal.storage.vector_modules import PACKAGES, VEC1, VECTORS, installed
 from bedrockish_journal.storage.virtual_tables import REPLICATED
@@ -72,6 +74,8 @@ REFUSED = {
     **dict.fromkeys(_TEMP, _TEMPORARY),
 }
 """Action -> the error that refuses it; in a session, TEMP objects may be made."""
+_EXPLAIN = re.compile(r"EXPLAIN\b\s*+(?:QUERY\s++PLAN\b)?", re.IGNORECASE)
+_NEVER_RUN = {apsw.SQLITE_TRANSACTION, apsw.SQLITE_SAVEPOINT, apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH}  # in an EXPLAIN
 _TEMPORARY_MODULE = "a virtual table cannot be temporary; use an ordinary TEMP table, or leave TEMP out"
 _SEQUENCE = (
     "sqlite_sequence: each node keeps its own; leave it out; a dump that writes it is loaded by 'sqlite3 new.db < "
@@ -94,9 +98,12 @@ class Authorizer:
     Why so large: It has an attribute for each fact that the calls show.
     """
 
-    def __init__(self, *, is_of_node: bool, analyzes: bool, has_temporary: bool) -> None:
+    def __init__(self, sql: str, *, is_of_node: bool, has_temporary: bool) -> None:
         self._is_of_node = is_of_node  # whether the statement may call the node's own function for ids
-        self.analyzes = analyzes  # whether the statement is ANALYZE
+        explains = _EXPLAIN.match(sql)
+        self._explains = explains is not None  # whether the statement only explains another one
+        # Whether the statement is ANALYZE, or explains it.
+        self.analyzes = first_word(sql[explains.end() :] if explains is not None else sql) == "ANALYZE"
         self.has_temporary = has_temporary  # whether its connection may have TEMP objects
         self.refusal = ""  # why the statement is refused; empty if it is not
         self.actions = set[int]()
@@ -136,7 +143,9 @@ class Authorizer:
         name = first or ""
         if inside is not None and action in (apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE):
             self.inner.add((name, second or ""))
-        if self.has_temporary and self._is_temporary(action, name, database):
+        if self._explains and action in _NEVER_RUN:
+            refusal = None
+        elif self.has_temporary and self._is_temporary(action, name, database):
             refusal = self._record_temporary(action, name, second or "")
         else:
             record = _RECORDS.get(action)

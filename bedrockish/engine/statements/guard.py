@@ -100,7 +100,7 @@ class Guard:
             TakesLongError: compiling the statement would block the loop.
         """
         sql = self._admitted(sql, ours=ours, is_limited=is_limited, optimizes=optimizes)
-        calls = Authorizer(is_of_node=ours, analyzes=first_word(sql) == "ANALYZE", has_temporary=self.allows_temporary)
+        calls = Authorizer(sql, is_of_node=ours, has_temporary=self.allows_temporary)
         piece: Compiled | None = None
 
         def inspect(cursor: apsw.Cursor, text: str, _bindings: object) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bedrockish.api.requests import ADD, PROMOTE, MemberChange, Request, Statement
+from bedrockish.api.requests import ADD, PROMOTE, Answer, MemberChange, Request, Statement
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.revalidation import lost
 from bedrockish.core.coordinator.schema_barrier import activation_clock
@@ -305,6 +305,15 @@ def test_an_open_transaction_ends_with_its_schema() -> None:
     here = One(ABC).node.state
     assert lost(here, "c", executed()) is None
     assert isinstance(lost(here, "c", executed(schema=1)), ConflictError)
+
+
+def test_schema_statement_that_changed_nothing_is_checked_like_a_strict_read() -> None:
+    """Another node may have dropped the object for which it found nothing to do."""
+    one = One(ABC)
+    inflight = InFlight(1, Request("c", (Statement("alter"),)), 10.0)
+    found = replace(executed(), readonly=True)
+    assert one.node.coordinator._read(inflight, replace(found, kind=SCHEMA)) is Stage.CHECKING
+    assert isinstance(one.node.coordinator._read(inflight, found), Answer)
 
 
 def test_an_open_transaction_does_not_get_older_than_the_window() -> None:

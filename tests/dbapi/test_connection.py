@@ -9,6 +9,7 @@ import pytest
 import sqlite_utils
 
 import bedrockish.dbapi as db
+from bedrockish import connect
 from tests.dbapi.conftest import BY_URL
 
 pytestmark = pytest.mark.cluster
@@ -450,6 +451,20 @@ def test_schema_statement_that_changes_nothing_leaves_its_transaction_as_it_is(
     connection.execute(f"CREATE TABLE IF NOT EXISTS {table}_new(x)")
     connection.execute("COMMIT")
     assert count(other, f"{table}_new") == 0
+
+
+def test_schema_statement_that_changes_nothing_commits_nothing(connection: db.Connection, url: str, table: str) -> None:
+    connection.execute("PRAGMA optimize")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    with connect(url) as client:
+        for sql in (
+            f"CREATE TABLE IF NOT EXISTS {table}(id)",
+            f"DROP VIEW IF EXISTS {table}_missing",
+            f"PRAGMA user_version = {version}",
+            "PRAGMA optimize",
+        ):
+            assert client.execute(sql).place is None
+        assert client.execute(f"INSERT INTO {table} DEFAULT VALUES").place is not None
 
 
 def test_answer_that_an_object_exists_does_not_outlive_the_object(

@@ -335,8 +335,12 @@ class Coordinator:
         return self._lead(inflight, prepared)
 
     def _read(self, inflight: InFlight, prepared: Prepared) -> Step:
-        """Answer a request that only read; for a strict one, ask a majority first whether it read the newest data."""
-        return Stage.CHECKING if inflight.request.read == STRICT else self.replies.answer_read(inflight, prepared)
+        """Answer a request that only read; for a strict one, ask a majority first whether it read the newest data.
+
+        A schema statement that changed nothing counts as strict: its object may have been dropped elsewhere.
+        """
+        is_strict = inflight.request.read == STRICT or prepared.kind == SCHEMA
+        return Stage.CHECKING if is_strict else self.replies.answer_read(inflight, prepared)
 
     def _failed(self, inflight: InFlight, error: BedrockishError) -> Step:
         """Answer a request that cannot be executed; an earlier attempt of it may still commit.

@@ -39,6 +39,7 @@ from bedrockish.engine.statements.guard import Guard
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError, UsageError
+from bedrockish.sqltext.statement_ends import first_word
 from bedrockish_journal.model.access_set import AccessSet, Range
 from bedrockish_journal.model.changes import Change, encode_changes, encode_statements
 from bedrockish_journal.model.transaction import ROWS
@@ -164,7 +165,7 @@ class Executor:
         self, run: "RequestRun", request: Request, base: dict[str, int], schema_version: int, *, at_once: bool
     ) -> Prepared:
         self.capture.start()
-        cookie = None
+        cookie = statistics = None
         begun = 0  # the statements before this index have run in a batch
         for place, statement in enumerate(request.statements):
             if at_once and place >= begun and not run.schema:
@@ -188,7 +189,10 @@ class Executor:
                         self.capture.discard_changes()  # a module writes shadow rows when it creates a table
                     run.schema.append(piece.sql)
                     self.stays = self.stays or piece.stays
-                    run.configures = run.configures or piece.configures
+                    if first_word(piece.sql) == "ANALYZE":
+                        statistics = pragmas.statistics(self._db) if statistics is None else statistics
+                    else:
+                        run.configures = run.configures or piece.configures
                 elif piece.kind == WRITE:
                     if piece.is_upkeep and not run.writes:  # skip it: the index matches the committed rows already
                         run.results.append(Result((), [], 1, None))
@@ -205,6 +209,7 @@ class Executor:
             assert cookie is not None
             with self.governor.judging(run.schema[-1]):
                 changed = run.configures or cookie != pragmas.numbers(self._db)
+                changed = changed or (statistics is not None and statistics != pragmas.statistics(self._db))
                 return self._schema_prepared(run, base, schema_version, changed=changed)
         if run.writes and self.breaks_foreign_keys:
             why = "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
@@ -411,9 +416,8 @@ class Executor:
         self.capture.discard_changes()
         Tables(self._db, self._tables).check_change(self._db, self._tables)
         access_set = AccessSet()  # empty: the statements take effect only at the activation
-        changes = encode_statements(run.schema) if changed else encode_changes([])
-        kind = SCHEMA_KIND if changed else ROWS
-        return Prepared(base, version, False, kind, access_set, changes, encode_results(run.results))
+        changes = encode_statements(run.schema if changed else [])
+        return Prepared(base, version, not changed, SCHEMA_KIND, access_set, changes, encode_results(run.results))
 
     @property
     def breaks_foreign_keys(self) -> bool:

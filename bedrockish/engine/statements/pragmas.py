@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 import apsw
 
@@ -265,6 +266,13 @@ def settle(db: apsw.Connection) -> None:
 def defer(db: apsw.Connection, *, on: bool) -> None:
     """Make SQLite check foreign keys at the end of the transaction, or with each statement."""
     apply(db, f"PRAGMA {DEFER} = {int(on)}")
+
+
+def statistics(db: apsw.Connection) -> list[tuple[Any, ...]]:
+    """Return the statistics that ANALYZE has gathered of users' tables."""
+    kept = db.execute("SELECT name FROM main.sqlite_schema WHERE name IN ('sqlite_stat1', 'sqlite_stat4')").fetchall()
+    rows = (db.execute(f"SELECT * FROM main.{name} WHERE tbl NOT GLOB 'bedrockish_*'") for (name,) in kept)
+    return sorted((row for found in rows for row in found), key=repr)
 
 
 def numbers(db: apsw.Connection) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ class TemporaryNames:
         return is_known and (kind_of(sql) == WRITE or verb_of(sql) == "DROP")
 
     def note(self, sql: str) -> None:
-        """Note a change of the schema, after which a name may mean another object."""
+        """Note the names that a change of the schema makes or drops; after another change, a name may be used again."""
         if self._names is None:
             return
         if makes_temporary(sql):

@@ -37,6 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_SPARK = "no Spark here: "
+YOUNG_COLLECTIONS = 200  # collections of young objects after which the garbage may take memory worth a full collection
 PROCESSES = 4  # two processors are busy then, most of the time
 SPARK = "tests/spark/"  # starts a Java machine in the process of the tests
 SLOWEST_FIRST = (
@@ -100,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Collect all garbage between two files only, since one such collection takes 0.3 s of a test's processor time.
+    """Collect all garbage between two tests only, since one such collection takes 0.3 s of a test's processor time.
 
     The statement under test would be over its budget of 0.01 or 0.05 s then, and take another path.
     """
@@ -111,7 +112,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)  # once the fixtures of the file are gone
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    if nextitem is None or nextitem.path != item.path:
+    if nextitem is None or nextitem.path != item.path or gc.get_count()[2] > YOUNG_COLLECTIONS:
         gc.collect()
 
 

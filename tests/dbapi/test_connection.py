@@ -481,29 +481,29 @@ def test_answer_that_an_object_exists_does_not_outlive_the_object(
 @pytest.mark.parametrize(
     ("sql", "acts"),
     [
-        ("UPDATE keyed SET v = 5 WHERE id = 1", False),
-        ("UPDATE keyed SET (v, w) = (SELECT 1, id FROM keyed)", True),  # may not assign ``id``, but names it
-        ("WITH p AS (SELECT 1 AS n) UPDATE keyed SET v = n FROM p WHERE keyed.id = n", False),
-        ("INSERT INTO keyed(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET v = excluded.v", False),
-        ("INSERT INTO keyed(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET id = 3", True),
-        ('UPDATE "Keyed" SET v = 1, "ID" = 2', True),
-        ("UPDATE keyed SET rowid = 2", True),
-        ("UPDATE keyed SET v = 1 IS DISTINCT FROM 2, id = 2", True),
-        ("UPDATE keyed SET v = (SELECT 1 FROM pragma_user_version WHERE 1), id = 2", True),
+        ("UPDATE numbered SET v = 5 WHERE id = 1", False),
+        ("UPDATE numbered SET (v, w) = (SELECT 1, id FROM numbered)", True),  # may not assign ``id``, but names it
+        ("WITH p AS (SELECT 1 AS n) UPDATE numbered SET v = n FROM p WHERE numbered.id = n", False),
+        ("INSERT INTO numbered(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET v = excluded.v", False),
+        ("INSERT INTO numbered(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET id = 3", True),
+        ('UPDATE "Numbered" SET v = 1, "ID" = 2', True),
+        ("UPDATE numbered SET rowid = 2", True),
+        ("UPDATE numbered SET v = 1 IS DISTINCT FROM 2, id = 2", True),
+        ("UPDATE numbered SET v = (SELECT 1 FROM pragma_user_version WHERE 1), id = 2", True),
         ("UPDATE named SET n = 1", True),
         ("UPDATE computed SET n = 3", True),
-        ("DELETE FROM keyed", True),
-        ("REPLACE INTO keyed VALUES (1, 2, 3)", True),
+        ("DELETE FROM numbered", True),
+        ("REPLACE INTO numbered VALUES (1, 2, 3)", True),
     ],
 )
 def test_updates_with_foreign_keys_off_are_refused_if_they_may_change_a_key(url: str, sql: str, acts: bool) -> None:
     """Airflow fills a column of a parent between OFF and the rebuilding of its table."""
     with closing(db.connect(url)) as connection:
         connection.executescript(
-            "CREATE TABLE IF NOT EXISTS keyed(id INTEGER PRIMARY KEY, v, w);"
+            "CREATE TABLE IF NOT EXISTS numbered(id INTEGER PRIMARY KEY, v, w);"
             "CREATE TABLE IF NOT EXISTS named(n TEXT PRIMARY KEY);"
             "CREATE TABLE IF NOT EXISTS computed(n, twice AS (n * 2) STORED UNIQUE);"
-            "CREATE TABLE IF NOT EXISTS acting(p REFERENCES keyed ON DELETE CASCADE, "
+            "CREATE TABLE IF NOT EXISTS acting(p REFERENCES numbered ON DELETE CASCADE, "
             "n REFERENCES named(N) ON UPDATE CASCADE, c REFERENCES computed(twice) ON UPDATE SET NULL);"
             "PRAGMA foreign_keys = OFF"
         )

@@ -25,8 +25,8 @@ from bedrockish.client.request_builder import is_plain
 from bedrockish.client.transaction import BATCH
 from bedrockish.common.pauses import Pauses
 from bedrockish.dbapi.temporary_names import TemporaryNames
-from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError
-from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action
+from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError, UnsupportedError
+from bedrockish.sqltext.keys_off_sections import PARENTS, TRIGGERS, check_no_action
 from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues, rows_before
 from bedrockish.sqltext.statement_kinds import (
@@ -232,7 +232,7 @@ class Session:
     @property
     def _needs_no_pragma(self) -> bool:
         """Whether a schema statement needs no PRAGMA: keys are enforced, or the transaction has executed one."""
-        return self.foreign_keys or self._unchecked or self._is_switched
+        return self.foreign_keys or (self._open is not None and (self._unchecked or self._is_switched))
 
     @property
     def has_own_schema(self) -> bool:
@@ -368,16 +368,27 @@ class Session:
     def _check_no_action(self, kind: str, sql: str) -> None:
         """Check that no foreign key action would change rows in a statement that expects foreign keys to be off.
 
-        Nodes always enforce foreign keys for rows.
+        Nodes always enforce foreign keys for rows, except in transactions that change the schema: the open transaction
+        becomes one.
         """
-        if kind == WRITE and not self._needs_no_pragma:
-            check_no_action(sql, self._parents().rows)
+        if kind != WRITE or self._needs_no_pragma:
+            return
+        parents, triggers = self._acting()
+        try:
+            check_no_action(sql, parents.rows, triggers.rows)
+        except UnsupportedError:
+            if self.link.has_temporary or (self._open is None and not self._begins(kind)):
+                raise
+            self._check_writable(kind, sql)
+            self._inside([(KEYS_OFF, None)])
+            self._unchecked = True
 
-    def _parents(self) -> Rows:
-        """Return the tables to which foreign keys with actions refer, and the columns of their keys."""
+    def _acting(self) -> list[Rows]:
+        """Return the tables to which foreign keys with actions refer, with columns of their keys; and all triggers."""
+        asked: list[Statement] = [(PARENTS, None), (TRIGGERS, None)]
         if self._open is not None and self.link.has_temporary:  # no second transaction can use the TEMP objects
-            return self._inside([(PARENTS, None)])[0]
-        return self.link.execute(PARENTS, timeout=self.timeout_s)
+            return self._inside(asked)
+        return self.link.transact(asked, timeout=self.timeout_s)
 
     def _switch(self, on: bool | None) -> Rows:
         """Execute PRAGMA foreign_keys, which holds for the open transaction, if any."""

@@ -23,6 +23,8 @@ PARENTS = (
 """Selects the tables to which foreign keys with an action refer, each with a column of its key.
 
 The column is NULL if SQLite computes it, because an UPDATE of another column may change it."""
+TRIGGERS = "SELECT tbl_name, sql FROM sqlite_schema WHERE type = 'trigger'"
+"""Selects the tables and views with triggers, each with the text of the trigger."""
 ROWID = frozenset({"rowid", "oid", "_rowid_"})  # further names of an INTEGER PRIMARY KEY
 AFTER_SET = ("WHERE", "FROM", "RETURNING", "ORDER", "LIMIT", "ON")  # words that end the assignments of an UPDATE
 OFF, ON = ("foreign_keys", False), ("foreign_keys", True)
@@ -62,33 +64,43 @@ def section_end(texts: Sequence[str], at: int) -> int:
     return end if changes else at + 1
 
 
-def check_no_action(sql: str, parents: Iterable[tuple[str, str | None]]) -> None:
+def check_no_action(sql: str, parents: Sequence[tuple[str, str | None]], triggers: Iterable[tuple[str, str]]) -> None:
     """Check that a statement which changes rows cannot cause a foreign key action while foreign keys are off.
 
     Args:
         parents: the result of ``PARENTS``.
+        triggers: the result of ``TRIGGERS``. All triggers of the tables that the statement names may fire.
 
     Raises:
         UnsupportedError: the statement may cause an action.
     """
+    waiting, rest = [sql], list(triggers)
+    while waiting:
+        tokens = _body(waiting.pop())
+        names = {_name(token) for token in tokens}
+        deletes = any(token.is_word("DELETE", "REPLACE") for token in tokens)
+        assigned = _assigned(tokens)
+        for parent, key in parents if deletes or assigned else ():
+            changes_key = key is None or not assigned.isdisjoint(ROWID | {key.lower()})
+            if parent.lower() in names and (deletes or changes_key):
+                raise UnsupportedError(
+                    f"PRAGMA foreign_keys is off, but nodes always enforce foreign keys for rows, and those that refer "
+                    f"to {parent} would act (CASCADE, SET NULL, SET DEFAULT); switch the PRAGMA on, or send the "
+                    "statement in a transaction",
+                    sql=sql,
+                )
+        waiting += [text for table, text in rest if table.lower() in names]
+        rest = [one for one in rest if one[0].lower() not in names]
+
+
+def _body(sql: str) -> list[SqlToken]:
+    """Return the tokens of a statement; of a CREATE TRIGGER, those of its statements."""
     try:
         tokens = list(walk(sql))
     except NotTokensError:
-        return  # SQLite reports the error
-    deletes = any(token.is_word("DELETE", "REPLACE") for token in tokens)
-    assigned = _assigned(tokens)
-    if not deletes and not assigned:
-        return
-    names = {_name(token) for token in tokens}
-    for parent, key in parents:
-        changes_key = key is None or not assigned.isdisjoint(ROWID | {key.lower()})
-        if parent.lower() in names and (deletes or changes_key):
-            raise UnsupportedError(
-                f"PRAGMA foreign_keys is off, but nodes always enforce foreign keys for rows, and those that refer to "
-                f"{parent} would act (CASCADE, SET NULL, SET DEFAULT); switch the PRAGMA on, or change the schema "
-                "earlier in the same transaction",
-                sql=sql,
-            )
+        return []  # SQLite reports the error
+    begin = next((place for place, token in enumerate(tokens) if token.is_word("BEGIN")), 0)
+    return tokens[begin:] if tokens and tokens[0].is_word("CREATE") else tokens
 
 
 def _name(token: SqlToken) -> str:
@@ -103,13 +115,14 @@ def _assigned(tokens: Sequence[SqlToken]) -> set[str]:
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         if token.is_word("SET"):
             starts = depth
-        elif depth < starts or (depth == starts and token.is_word(*AFTER_SET) and not _is_distinct(before)):
+        elif depth < starts or (depth == starts and _ends_assignments(before, token)):
             starts = -1
         elif starts >= 0:
             found.add(_name(token))
     return found
 
 
-def _is_distinct(token: SqlToken | None) -> bool:
-    """Return whether the FROM after a token belongs to the operator IS DISTINCT FROM."""
-    return token is not None and token.is_word("DISTINCT")
+def _ends_assignments(before: SqlToken | None, token: SqlToken) -> bool:
+    """Return whether a token ends the assignments of an UPDATE; the FROM of IS DISTINCT FROM does not."""
+    is_operator = before is not None and before.is_word("DISTINCT")
+    return token.text == ";" or (token.is_word(*AFTER_SET) and not is_operator)

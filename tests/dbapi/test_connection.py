@@ -494,21 +494,63 @@ def test_answer_that_an_object_exists_does_not_outlive_the_object(
         ("UPDATE computed SET n = 3", True),
         ("DELETE FROM numbered", True),
         ("REPLACE INTO numbered VALUES (1, 2, 3)", True),
+        ("DELETE FROM plain", True),  # by two triggers
+        ("INSERT INTO plain VALUES (1)", True),  # no trigger fires at an INSERT, but the statement names their table
     ],
 )
 def test_updates_with_foreign_keys_off_are_refused_if_they_may_change_a_key(url: str, sql: str, acts: bool) -> None:
     """Airflow fills a column of a parent between OFF and the rebuilding of its table."""
-    with closing(db.connect(url)) as connection:
+    with closing(db.connect(url, isolation_level=None)) as connection:
         connection.executescript(
             "CREATE TABLE IF NOT EXISTS numbered(id INTEGER PRIMARY KEY, v, w);"
             "CREATE TABLE IF NOT EXISTS named(n TEXT PRIMARY KEY);"
             "CREATE TABLE IF NOT EXISTS computed(n, twice AS (n * 2) STORED UNIQUE);"
             "CREATE TABLE IF NOT EXISTS acting(p REFERENCES numbered ON DELETE CASCADE, "
             "n REFERENCES named(N) ON UPDATE CASCADE, c REFERENCES computed(twice) ON UPDATE SET NULL);"
+            "CREATE TABLE IF NOT EXISTS plain(n);"
+            "CREATE TRIGGER IF NOT EXISTS first AFTER DELETE ON plain BEGIN UPDATE plain SET n = 1; END;"
+            "CREATE TRIGGER IF NOT EXISTS second AFTER UPDATE ON plain BEGIN SELECT 1; DELETE FROM numbered; END;"
             "PRAGMA foreign_keys = OFF"
         )
         with pytest.raises(db.NotSupportedError, match="would act") if acts else nullcontext():
             connection.execute(sql)
+
+
+def test_transaction_with_foreign_keys_off_deletes_parents_before_it_changes_the_schema(url: str, table: str) -> None:
+    with closing(db.connect(url)) as connection:
+        connection.executescript(
+            f"CREATE TABLE {table}_child(p REFERENCES {table} ON DELETE CASCADE);"
+            f"INSERT INTO {table}(id) VALUES (1), (2); INSERT INTO {table}_child VALUES (1), (2);"
+            "PRAGMA foreign_keys = OFF"
+        )
+        connection.execute(f"DELETE FROM {table} WHERE id = 1")
+        connection.execute(f"UPDATE {table} SET id = 3 WHERE id = 2")
+        assert connection.execute(f"SELECT count(*) FROM {table}_child").fetchone() == (2,)
+        connection.execute(f"CREATE TABLE {table}_more(n)")
+        connection.execute(f"UPDATE {table}_child SET p = 3")
+        connection.commit()
+        assert connection.execute(f"SELECT p FROM {table}_child").fetchall() == [(3,), (3,)]
+        connection.execute(f"DELETE FROM {table}")
+        connection.execute(f"CREATE TABLE {table}_last(n)")
+        with pytest.raises(db.IntegrityError, match="FOREIGN KEY"):
+            connection.commit()
+
+
+def test_foreign_keys_stay_off_after_a_transaction_that_changes_the_schema(url: str, table: str) -> None:
+    """Otherwise the foreign keys would act at the next statement, and delete rows that SQLite keeps."""
+    with closing(db.connect(url, isolation_level=None)) as connection:
+        connection.executescript(
+            f"CREATE TABLE {table}_child(p REFERENCES {table} ON DELETE CASCADE);"
+            f"INSERT INTO {table}(id) VALUES (1); INSERT INTO {table}_child VALUES (1);"
+            "PRAGMA foreign_keys = OFF; BEGIN"
+        )
+        connection.execute(f"CREATE TABLE {table}_more(n)")
+        connection.execute("COMMIT")
+        with pytest.raises(db.NotSupportedError, match="would act"):
+            connection.execute(f"DELETE FROM {table}")
+        with pytest.raises(db.IntegrityError, match="FOREIGN KEY"):
+            connection.execute(f"DROP TABLE {table}")
+        assert connection.execute(f"SELECT p FROM {table}_child").fetchall() == [(1,)]
 
 
 def test_a_session_with_temporary_tables_switches_foreign_keys_off(url: str, table: str) -> None:

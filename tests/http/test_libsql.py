@@ -149,6 +149,28 @@ def test_transaction_has_the_setting_of_foreign_keys_from_before_it(node: Asker)
     assert [rows(told[place]) for place in (2, 4)] == [[["0"]], [["0"]]]
 
 
+def test_foreign_keys_stay_off_after_a_transaction_that_changes_the_schema(node: Asker) -> None:
+    """Otherwise they would act at the next statement, and delete rows that SQLite keeps."""
+    sql = [
+        "CREATE TABLE IF NOT EXISTS parent(id INTEGER PRIMARY KEY)",
+        "CREATE TABLE IF NOT EXISTS child(p REFERENCES parent ON DELETE CASCADE)",
+        "INSERT INTO parent VALUES (1), (2)",
+        "INSERT INTO child VALUES (1)",
+        "PRAGMA foreign_keys = OFF",
+        "BEGIN",
+        "DELETE FROM parent WHERE id = 1",
+        "CREATE TABLE IF NOT EXISTS later(x)",
+        "UPDATE child SET p = 2",
+        "COMMIT",
+        "DELETE FROM parent",
+    ]
+    *done, refused = pipeline(node, *map(execute, sql))["results"]
+    assert {one["type"] for one in done} == {"ok"}
+    assert "would act" in refused["error"]["message"]
+    found = execute("SELECT p, (SELECT count(*) FROM parent) FROM child")
+    assert rows(pipeline(node, found, {"type": "close"})["results"][0]) == [["2", "1"]]
+
+
 def test_call_for_a_lost_stream_leaves_its_client_without_a_baton(node: Asker) -> None:
     """The Rust client opens another stream after such an answer, and uses the lost one for ever after a status 400."""
     lost = pipeline(node, execute("SELECT 1"), {"type": "close"}, baton="lost")

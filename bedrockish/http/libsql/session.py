@@ -36,7 +36,7 @@ from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import Owner
 from bedrockish.node.transactions.cursors import Stream
 from bedrockish.sqltext import transaction_control as control
-from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action, sections
+from bedrockish.sqltext.keys_off_sections import PARENTS, TRIGGERS, check_no_action, sections
 from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues, shown_names
 from bedrockish.sqltext.statement_ends import check_statement, split
@@ -297,11 +297,20 @@ class LibsqlSession:
 
     async def _check_no_action(self, sql: str) -> None:
         """Check that a statement sent with foreign keys off causes no action of a foreign key on the nodes, where they
-        are on.
+        are on, except in a transaction that changes the schema: the open transaction becomes one.
         """
-        if not (self._keys or self._unchecked or self._is_switched) and kind_of(sql) == WRITE:
-            answer = await self._node.submit(self._request((Statement(PARENTS),), is_readonly=True))
-            check_no_action(sql, decode_results(answer.results)[0].rows)
+        is_set = self._open is not None and (self._unchecked or self._is_switched)
+        if self._keys or is_set or kind_of(sql) != WRITE:
+            return
+        asked = self._request((Statement(PARENTS), Statement(TRIGGERS)), is_readonly=True)
+        parents, triggers = decode_results((await self._node.submit(asked)).results)
+        try:
+            check_no_action(sql, parents.rows, triggers.rows)
+        except UnsupportedError:
+            if self._open is None or self._temporary.name:
+                raise
+            await self._step(STATEMENTS, (KEYS_OFF,))
+            self._unchecked = True
 
     async def _run_alone(self, statements: tuple[Statement, ...]) -> Answer:
         """Run statements as a transaction of their own, which sees the stream's TEMP objects."""

@@ -78,7 +78,7 @@ def check_no_action(sql: str, parents: Sequence[tuple[str, str | None]], trigger
     while waiting:
         tokens = _body(waiting.pop())
         names = {_name(token) for token in tokens}
-        deletes = any(token.is_word("DELETE", "REPLACE") for token in tokens)
+        deletes = any(_deletes(*three) for three in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False))
         assigned = _assigned(tokens)
         for parent, key in parents if deletes or assigned else ():
             changes_key = key is None or not assigned.isdisjoint(ROWID | {key.lower()})
@@ -103,21 +103,29 @@ def _body(sql: str) -> list[SqlToken]:
     return tokens[begin:] if tokens and tokens[0].is_word("CREATE") else tokens
 
 
+def _deletes(before: SqlToken | None, token: SqlToken, after: SqlToken | None) -> bool:
+    """Return whether a word means that rows may be deleted; the name of the function replace() does not."""
+    is_clause = (before is not None and before.is_word("OR")) or (after is not None and after.is_word("INTO"))
+    return token.is_word("DELETE") or (token.is_word("REPLACE") and is_clause)
+
+
 def _name(token: SqlToken) -> str:
     return (token.name or "").lower() if token.kind in ("word", "quoted", "string") else ""
 
 
 def _assigned(tokens: Sequence[SqlToken]) -> set[str]:
-    """Return the names in the assignments of the UPDATEs of a statement; among them are the assigned columns."""
+    """Return the columns to which the UPDATEs of a statement assign values."""
     found: set[str] = set()
-    depth, starts = 0, -1  # ``starts``: the depth at which assignments began; -1 outside of them
+    depth, starts, is_left = 0, -1, False  # ``starts``: the depth at which assignments began; -1 outside of them
     for before, token in zip([None, *tokens], tokens, strict=False):
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         if token.is_word("SET"):
-            starts = depth
+            starts, is_left = depth, True
         elif depth < starts or (depth == starts and _ends_assignments(before, token)):
             starts = -1
-        elif starts >= 0:
+        elif depth == starts and token.text in (",", "=", "=="):
+            is_left = token.text == ","
+        elif starts >= 0 and is_left:
             found.add(_name(token))
     return found
 

@@ -482,7 +482,13 @@ def test_answer_that_an_object_exists_does_not_outlive_the_object(
     ("sql", "acts"),
     [
         ("UPDATE numbered SET v = 5 WHERE id = 1", False),
-        ("UPDATE numbered SET (v, w) = (SELECT 1, id FROM numbered)", True),  # may not assign ``id``, but names it
+        ("UPDATE numbered SET (v, w) = (SELECT 1, id FROM numbered)", False),
+        ("UPDATE numbered SET v = (SELECT n FROM named WHERE numbered.id = n), w = id == 7", False),  # as Prefect
+        ("UPDATE numbered SET v = replace(v, 'a', 'b')", False),
+        ("UPDATE numbered SET (v, id) = (1, 2)", True),
+        ("UPDATE numbered SET v == 1, id == 2", True),
+        ("UPDATE OR REPLACE numbered SET v = 5", True),
+        ("INSERT OR REPLACE INTO numbered(id) VALUES (1)", True),
         ("WITH p AS (SELECT 1 AS n) UPDATE numbered SET v = n FROM p WHERE numbered.id = n", False),
         ("INSERT INTO numbered(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET v = excluded.v", False),
         ("INSERT INTO numbered(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET id = 3", True),

@@ -106,6 +106,8 @@ class Handlers:
     async def answer(self, request: HttpRequest) -> HttpReply:
         """Answer a request; if the request is wrong, with the error."""
         try:
+            if request.headers.get("upgrade", "").lower() == "websocket":
+                raise StatusError(501, "WebSocket is missing here: give the client an http:, https: or libsql: URL")
             handler = self._handlers.get((request.method, request.path)) or self._find(request)
             return await handler(request)
         except StatusError as error:

@@ -171,6 +171,17 @@ def test_foreign_keys_stay_off_after_a_transaction_that_changes_the_schema(node:
     assert rows(pipeline(node, found, {"type": "close"})["results"][0]) == [["2", "1"]]
 
 
+def test_websocket_is_refused_with_another_way(node: Asker) -> None:
+    reply = node("/", method="GET", **{"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"})
+    assert (reply.status, "http:" in reply.json["message"]) == (501, True)
+
+
+@pytest.mark.parametrize("sql", ["SELECT vector32('[1]')", "SELECT * FROM vector_top_k('i', vector('[1]'), 1)"])
+def test_error_about_libsqls_vectors_names_vec1(node: Asker, sql: str) -> None:
+    (told,) = pipeline(node, execute(sql))["results"]
+    assert told["error"]["message"].endswith("use tables of vec1 or vec0, and their functions")
+
+
 def test_call_for_a_lost_stream_leaves_its_client_without_a_baton(node: Asker) -> None:
     """The Rust client opens another stream after such an answer, and uses the lost one for ever after a status 400."""
     lost = pipeline(node, execute("SELECT 1"), {"type": "close"}, baton="lost")

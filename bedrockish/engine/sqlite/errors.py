@@ -46,6 +46,8 @@ WITHOUT_PLUGIN = (
 
 
 _LACKS = re.compile("no such (?:function|collation sequence): ")
+_LACKS_VECTORS = re.compile("no such (?:function: (?:libsql_)?vector|table: vector_top_k)")
+LIBSQLS_VECTORS = "libSQL's own vectors are missing; use tables of vec1 or vec0, and their functions"
 ELSEWHERE = (
     "a function or collation of a program exists in its process only: register it at the nodes, by a plugin, or on "
     "this connection if it was opened by the path of a node's file"
@@ -81,7 +83,8 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
             return DamagedError(f"the database file failed: {text}; check the disk, or fill the node again")
         case _:
             offset = getattr(error, "error_offset", -1)
-            text += f"; {ELSEWHERE}" if _LACKS.match(text) else ""
+            if _LACKS.match(text) or _LACKS_VECTORS.match(text):
+                text += f"; {LIBSQLS_VECTORS if _LACKS_VECTORS.match(text) else ELSEWHERE}"
             return SqlError(text, sql=sql, **_code(error), **({"offset": offset} if offset >= 0 else {}))
 
 

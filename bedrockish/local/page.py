@@ -1,8 +1,10 @@
 """The page that a node publishes next to its file: the last durable batch, and whether programs may read the file now.
 
-The node maps ``A.sqlite-node``, 4096 bytes, and writes to it; programs of the machine map it and read it. docs/wire.md
-has the format. A sequence number is odd while the node writes, and a checksum detects a torn copy. A reader that finds
-an odd number or a wrong checksum reads again; if that does not help, it treats the file as not served.
+The node writes to ``A.sqlite-node``, 4096 bytes; programs of the machine map it and read it. docs/wire.md has the
+format. A checksum detects a torn copy, and nodes of earlier releases make a sequence number odd while they write. If a
+reader finds an odd number or a wrong checksum, it reads again; if that does not help, the file counts as not served.
+
+The node does not map the page: if another program cuts the file off, a write to a map would kill the node.
 
 Before the node closes, exchanges or repairs its file, it raises ``generation`` on the page. So a reader that has opened
 the file, and then finds the generation unchanged, has opened the file that the node serves.
@@ -134,13 +136,14 @@ class Page:
         self._database, self._path, self._permissions = database, page_path(database), mode
         try:
             # An old page is written in place: programs that have mapped it see the facts of the node's next process.
-            self._map, self._inode = _mapped(self._path, mode)
+            self._file, self._inode = _opened(self._path, mode)
+            self._bytes = bytearray(os.pread(self._file, SIZE, 0).ljust(SIZE, b"\0"))
         except OSError as error:
             raise ConfigError(
                 f"{self._path} cannot be written: {error.strerror}; check the node's directory"
             ) from error
-        before = _facts_in(self._map)
-        self._sequence = _SEQUENCE.unpack_from(self._map, _SEQUENCE_AT)[0] & ~1
+        before = _facts_in(self._bytes)
+        self._sequence = _SEQUENCE.unpack_from(self._bytes, _SEQUENCE_AT)[0] & ~1
         found = os.stat(database)
         generation = 1 if before is None else (before.generation + 1) & 0xFFFFFFFF
         self._facts = PublishedFacts(
@@ -158,9 +161,8 @@ class Page:
             0,
         )
         with self._lock:
-            self._map[_BATCHES_AT:_BOUND_AT] = bytes(BATCHES * _BATCH.size)
             bound = changes_bytes.to_bytes(8, "little")
-            self._map[_BOUND_AT : _BOUND_AT + _BOUND.size] = bound + crc32(bound).to_bytes(4, "little")
+            self._write(_BATCHES_AT, bytes(BATCHES * _BATCH.size) + bound + crc32(bound).to_bytes(4, "little"))
             self._write_facts()
 
     @property
@@ -173,9 +175,7 @@ class Page:
         entry = _BATCH.pack(number, frames, salts, schema, 0)[:-4]
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
         with self._lock:
-            if self._map.closed:
-                return
-            self._map[place : place + _BATCH.size] = entry + crc32(entry).to_bytes(4, "little")
+            self._write(place, entry + crc32(entry).to_bytes(4, "little"))
             self._facts = self._facts._replace(written=number, is_log_ending=int(is_log_ending))
             self._write_facts()
 
@@ -206,11 +206,12 @@ class Page:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the page's file is still at its path, from which other programs can remove it."""
+        """Whether the whole file of the page is still at its path: other programs can remove it, or cut it off."""
         try:
-            return os.stat(self._path).st_ino == self._inode
+            found = os.stat(self._path)
         except OSError:
             return False
+        return found.st_ino == self._inode and found.st_size == SIZE
 
     def put_back(self) -> None:
         """Write a new file to the page's path, from which the page was removed or replaced.
@@ -223,38 +224,42 @@ class Page:
         made = self._path + "~"
         with suppress(FileNotFoundError):
             os.unlink(made)
-        new, inode = _mapped(made, self._permissions)
+        new, inode = _opened(made, self._permissions)
         with self._lock:
-            if self._map.closed:
-                new.close()
+            if self._file < 0:
+                os.close(new)
                 os.unlink(made)
                 return
-            facts, old = self._facts._replace(generation=(self._facts.generation + 1) & 0xFFFFFFFF), self._map
-            new[:] = old[:]
-            self._map, self._facts = new, facts
+            facts, old = self._facts._replace(generation=(self._facts.generation + 1) & 0xFFFFFFFF), self._file
+            self._file, self._facts = new, facts
             self._write_facts()
+            self._write(0, bytes(self._bytes))
             os.replace(made, self._path)  # atomic, so that no program sees half of the page
-            self._map, self._facts = old, facts._replace(mode=STOPPED)
+            self._file, self._facts = old, facts._replace(mode=STOPPED)
             self._write_facts()
-            old.close()
-            self._map, self._facts, self._inode = new, facts, inode
+            os.close(old)
+            self._file, self._facts, self._inode = new, facts, inode
+            self._write_facts()
 
     def close(self) -> None:
         """Publish that the node has stopped, before its file is closed or exchanged; a second close does nothing."""
-        if not self._map.closed:
+        if self._file >= 0:
             self.beat(STOPPED, self._facts.safe)
-            self._map.close()
+            with self._lock:
+                os.close(self._file)
+                self._file = -1
 
     def _write_facts(self) -> None:
-        """Write the facts; the sequence number is odd during the write."""
-        if self._map.closed:
-            return
         facts = _FACTS.pack(*self._facts)
-        self._sequence += 1
-        self._map[_SEQUENCE_AT : _SEQUENCE_AT + 8] = _SEQUENCE.pack(self._sequence)
-        self._map[_FACTS_AT - 4 : _FACTS_END] = crc32(facts).to_bytes(4, "little") + facts
-        self._sequence += 1
-        self._map[0:16] = MAGIC + _SEQUENCE.pack(self._sequence)
+        self._sequence += 2
+        self._write(0, _HEAD.pack(MAGIC, self._sequence, crc32(facts)) + facts)
+
+    def _write(self, place: int, data: bytes) -> None:
+        """Write to the page, unless it is closed; if the disk has no room for a page that was cut off, leave it so."""
+        self._bytes[place : place + len(data)] = data
+        if self._file >= 0:
+            with suppress(OSError):
+                os.pwrite(self._file, data, place)
 
 
 class Published:
@@ -382,10 +387,10 @@ class Published:
         self._map.close()
 
 
-def _mapped(path: str, mode: int) -> tuple[mmap.mmap, int]:
-    """Map the file of a node's page, which is created if it does not exist; return the map and the file's inode.
+def _opened(path: str, mode: int) -> tuple[int, int]:
+    """Open the file of a node's page, which is created if it does not exist; return its descriptor and its inode.
 
-    The file's blocks are allocated at once: on a full disk, a write to a missing block would kill the process.
+    The file's blocks are allocated at once: on a full disk, the page could not be written later.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
@@ -393,12 +398,13 @@ def _mapped(path: str, mode: int) -> tuple[mmap.mmap, int]:
         if os.fstat(file).st_size != SIZE:
             os.ftruncate(file, SIZE)
         os.posix_fallocate(file, 0, SIZE)
-        return mmap.mmap(file, SIZE), os.fstat(file).st_ino
-    finally:
+        return file, os.fstat(file).st_ino
+    except BaseException:
         os.close(file)
+        raise
 
 
-def _facts_in(page: mmap.mmap) -> PublishedFacts | None:
+def _facts_in(page: bytearray) -> PublishedFacts | None:
     data = page[:_FACTS_END]
     magic, _, check = _HEAD.unpack_from(data)
     if magic != MAGIC or crc32(data[_FACTS_AT:]) != check:

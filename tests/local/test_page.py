@@ -3,6 +3,8 @@
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -59,6 +61,31 @@ def test_page_never_publishes_an_older_durable_batch(database: str, page: Page) 
     page.synced(9)
     page.synced(8)
     assert Published(database).facts().durable == 9
+
+
+CUT_OFF = """
+import os, sys
+from bedrockish.local.page import SERVING, Page, Published, page_path
+page = Page(sys.argv[1], 5, 1 << 20)
+page.beat(SERVING, 0)
+reader = Published(sys.argv[1])
+os.truncate(page_path(sys.argv[1]), 0)
+page.wrote(6, 120, b"saltsalt", 3)
+page.beat(SERVING, 7)
+assert reader.facts().safe == 7
+assert not page.is_in_place
+page.put_back()
+assert page.is_in_place
+later = Published(sys.argv[1])
+assert later.facts().safe == 7
+assert later.batch(6).frames == 120
+assert later.changes_bytes() == 1 << 20
+"""
+
+
+def test_node_survives_a_page_that_was_cut_off(database: str) -> None:
+    """The system ends a process that writes behind the end of a mapped file."""
+    subprocess.run([sys.executable, "-c", CUT_OFF, database], check=True, timeout=60)
 
 
 def test_half_written_page_is_ignored(database: str, page: Page) -> None:

@@ -142,6 +142,32 @@ def test_sync_notices_that_the_wal_was_removed(make_node: MakeNode) -> None:
         node.engine.sync()
 
 
+def test_sync_notices_that_the_wal_was_replaced_by_a_copy(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.engine.flush()
+    shutil.copy(wal_of(node.path), tmp_path / "copy")
+    os.replace(tmp_path / "copy", wal_of(node.path))
+
+    with pytest.raises(DamagedError, match=r"was replaced by another file while the node ran; run .* member replace"):
+        node.engine.sync()
+
+
+@pytest.mark.parametrize(("number", "culprit"), [(errno.EACCES, "permissions of its folder"), (errno.EIO, "disk")])
+def test_failed_sync_names_the_permissions_or_the_disk(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, number: int, culprit: str
+) -> None:
+    node = make_node()
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(DamagedError, match=f"check the {culprit} and start"):
+        node.engine.sync()
+    monkeypatch.undo()
+
+
 READS_AGAIN = """
 import sqlite3, sys
 db = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)

@@ -231,6 +231,7 @@ async def test_failed_background_task_restarts_after_pauses_that_double(autojump
         (DamagedError("the disk failed"), "the disk failed", {}),
         (NoRoomError("the disk is full"), "the disk is full", {}),
         (apsw.CorruptError("malformed"), "a page of the database file is damaged", {"table": "", "page": "malformed"}),
+        (apsw.NotADBError("not a"), "a page of the database file is damaged", {"table": "", "page": "not a"}),
     ],
 )
 async def test_damage_in_any_task_stops_the_node(error: Exception, text: str, details: dict[str, str]) -> None:

@@ -139,7 +139,7 @@ def shortage(error: BaseException | None, number: int = 0) -> UnavailableError |
     return UnavailableError(NO_ROOM_HERE) if isinstance(error, apsw.Error) and lacks_room(error, number) else None
 
 
-def damaged_page(error: apsw.CorruptError, **details: str) -> DamagedError:
+def damaged_page(error: apsw.CorruptError | apsw.NotADBError, **details: str) -> DamagedError:
     """Return the error that makes a node start again and check all pages of its file before it serves."""
     text = f"a page of the database file is damaged: {error}"
     return DamagedError(text, table="", page=str(error), **details)
@@ -150,7 +150,7 @@ def damage_of(error: Exception) -> DamagedError | None:
     match error:
         case DamagedError():
             return error
-        case apsw.CorruptError():
+        case apsw.CorruptError() | apsw.NotADBError():
             return damaged_page(error)
         case ExceptionGroup():
             return next(filter(None, map(damage_of, error.exceptions)), None)

@@ -415,7 +415,10 @@ def _as_config_errors(path: Path) -> Iterator[None]:
     except apsw.CorruptError as error:
         raise lost_file(path, error) from error
     except apsw.NotADBError as error:
-        raise ConfigError(f"{path} is not a SQLite database ({error}); give another file, or restore it") from error
+        raise ConfigError(
+            f"{path} is not a SQLite database ({error}); give another file, or, if it was this node's, run 'bedrockish "
+            "member replace URL NODE NEW' at the others, and 'bedrockish join URL' for the node NEW"
+        ) from error
     except (apsw.CantOpenError, apsw.PermissionsError, apsw.ReadOnlyError, apsw.IOError) as error:
         if no_room := why_not_writable(path):
             raise NoRoomError(f"{path} cannot be opened for writing: {no_room}") from error

@@ -6,6 +6,7 @@ itself makes the other syncs: a checkpoint syncs the WAL before it copies pages,
 page; and a WAL that starts over syncs its new header before any frame.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -31,6 +32,7 @@ LATE_MS = 100  # how long ``finish`` waits for the readers of a log of twice the
 LATE_PARTS = 4  # if readers remain, it waits again when the log has grown by 1/4 of the length at which it restarts
 READERS_MS = 2_000  # how long the end of a node waits for readers of a file that was moved
 HELD = f"a program that reads the database keeps its log from starting over, and the log leaves no room; {FULL}"
+_REPLACE = "run 'bedrockish member replace URL NODE NEW' at the others, and 'bedrockish join URL' for the node NEW"
 OF_MOVED = ".of-moved"  # appended to the name of a log whose file was moved, and another file put in its place
 
 
@@ -110,7 +112,9 @@ class Wal:
         """Return the error with which the node stops because the log cannot be ``what``: written or synced."""
         if error.errno in NO_ROOM:
             return NoRoomError(f"{self._path} cannot be {what}: {error.strerror}; {FULL}")
-        return DamagedError(f"{self._path} cannot be {what}: {error.strerror}; check the disk and start the node again")
+        culprit = "permissions of its folder" if error.errno in (errno.EACCES, errno.EPERM) else "disk"
+        why = f"{self._path} cannot be {what}: {error.strerror}"
+        return DamagedError(f"{why}; check the {culprit} and start the node again")
 
     @property
     def held_frames(self) -> int:
@@ -166,12 +170,13 @@ class Wal:
             DamagedError: the file or its log is gone, or the disk failed: acknowledge no commit since the last sync.
         """
         try:
+            if self._is_removed and self._path.exists():
+                raise DamagedError(f"{self._path} was replaced by another file while the node ran; {_REPLACE}")
             if self._is_removed:
                 raise DamagedError(
                     f"{self._path} was removed while the node ran; its content is copied into the database file unless "
                     "a program reads the file: end the programs that have it open, and start the node again; if other "
-                    "nodes refuse it, or it does not start, run 'bedrockish member replace URL NODE NEW' at the "
-                    "others, and 'bedrockish join URL' for the node NEW"
+                    f"nodes refuse it, or it does not start, {_REPLACE}"
                 )
             self._places.check()
             os.fdatasync(self._fd)
@@ -469,8 +474,7 @@ class _Places:
         if self.is_displaced:
             raise DamagedError(
                 f"{self._database} was moved, removed or replaced while the node ran; put it back if it was moved, or "
-                "else run 'bedrockish member replace URL NODE NEW' at the others, and 'bedrockish join URL' for the "
-                "node NEW"
+                f"else {_REPLACE}"
             )
         if not _is_at(self._index, self._index_stat):
             raise DamagedError(

@@ -220,6 +220,12 @@ def _safe_time(status: Status) -> str:
     return f"safe time has not advanced for {lag / 1000:.0f} s{because}"
 
 
+def _duration(seconds: float) -> str:
+    """Return a duration in its largest unit of which it has at least two."""
+    units = (("days", DAY_S), ("hours", 3_600), ("minutes", 60))
+    return next((f"{seconds / size:.0f} {unit}" for unit, size in units if seconds >= 2 * size), f"{seconds:.1f} s")
+
+
 def _own_offset_ms(status: Status) -> float:
     """Return the milliseconds by which most others' clocks are ahead of this machine's; negative: behind it."""
     told = (node.get("wall_offset_ms") for node in _others(status).values())
@@ -254,9 +260,10 @@ def _clock_skew(status: Status) -> str:
         off = {name: offset for name, offset in off.items() if offset > 0 or not _comes_late(nodes[name])}
     if len(offsets) > 1 and len(off) * 2 > len(offsets) and abs(ours) > SKEW_MS_MAX:
         way = "behind" if ours > 0 else "ahead of"
-        return f"this machine's clock is {abs(ours) / 1000:.1f} s {way} most others'"
+        return f"this machine's clock is {_duration(abs(ours) / 1000)} {way} most others'"
     return _each(
-        f"the clock of {name} is {abs(offset) / 1000:.1f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
+        f"the clock of {name} is {_duration(abs(offset) / 1000)} "
+        f"{'ahead of' if offset > 0 else 'behind'} this machine's"
         for name, offset in sorted(off.items())
     )
 
@@ -270,7 +277,9 @@ def _clock_leap(status: Status) -> str:
     leap_s = status.get("clock_leap_ms", 0) / 1000
     if not leap_s:
         return ""
-    return f"most machines' clocks have leapt ahead by {leap_s:.0f} s, and the cluster's clock does not follow them"
+    return (
+        f"most machines' clocks have leapt ahead by {_duration(leap_s)}, and the cluster's clock does not follow them"
+    )
 
 
 @_trouble(
@@ -285,7 +294,7 @@ def _clock_ahead(status: Status) -> str:
     ahead_s = (status["clock_ahead_ms"] - _own_offset_ms(status)) / 1000
     if ahead_s <= CLOCK_AHEAD_S_MAX or _only_counts(status):
         return ""
-    return f"the cluster's clock is {ahead_s:.0f} s ahead of most machines', and stands until they have caught up"
+    return f"the cluster's clock is {_duration(ahead_s)} ahead of most machines', and stands until they have caught up"
 
 
 @_trouble(

@@ -36,6 +36,7 @@ from bedrockish.sqltext.statement_kinds import (
     WRITE,
     busy_timeout_of,
     kind_of,
+    optimizes,
     query_only_of,
     switch_of,
     verb_of,
@@ -171,7 +172,7 @@ class Session:
     def _run_prepared(self, sql: str, params: Any, kind: str) -> Rows:
         self._check_no_action(kind, sql)
         self._prepare(kind, sql)
-        if kind == SCHEMA and not self._needs_no_pragma and not makes_temporary(sql):
+        if kind == SCHEMA and not self._needs_no_pragma and not self._is_of_temporary(sql):
             rows = self._unenforced(sql, params)
         elif self._open is None and not self._begins(kind):
             rows = self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
@@ -212,6 +213,9 @@ class Session:
             if asked[0] is None:
                 return Rows(("query_only",), [(int(self.query_only),)])
             self.query_only, self._here = asked[0], None
+            return NOTHING
+        if self._only_reads and optimizes(sql):
+            self._trace(sql)
             return NOTHING
         waits = busy_timeout_of(sql) if self.lock is not None else None
         if self.lock is not None and waits is not None:
@@ -329,9 +333,18 @@ class Session:
                 self._release()
 
     def _acquire(self, sql: str, kind: str) -> None:
-        if self.lock is None or kind not in (WRITE, SCHEMA) or makes_temporary(sql) or self.temporary.covers(sql):
-            return
-        self.lock.acquire()
+        if self.lock is not None and kind in (WRITE, SCHEMA) and not self._is_of_temporary(sql):
+            self.lock.acquire()
+
+    def _is_of_temporary(self, sql: str) -> bool:
+        """Return whether a statement makes a TEMP object, or changes TEMP objects only."""
+        return self._covers(sql) or makes_temporary(sql)
+
+    def _covers(self, sql: str) -> bool:
+        """Return whether a statement that writes changes TEMP objects only."""
+        if not self.link.has_temporary:  # a session may lose its objects
+            self.temporary.clear()
+        return self.temporary.covers(sql)
 
     def _release(self) -> None:
         if self.lock is not None:
@@ -345,7 +358,7 @@ class Session:
 
     def _check_writable(self, kind: str, sql: str) -> None:
         """Raise SqlError for a statement that writes, if the connection only reads."""
-        if not self._only_reads or (not self.query_only and self.temporary.covers(sql)):
+        if not self._only_reads or (not self.query_only and self._covers(sql)):
             return
         if kind in (WRITE, SCHEMA) or verb_of(sql) == "ANALYZE":
             how = "PRAGMA query_only is on; switch it off" if self.can_write else "open it without mode=ro"
@@ -532,6 +545,8 @@ class Session:
 
     def _begin(self, *, implicit: bool) -> BlockingTransaction:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
+        if self._open is None:  # otherwise a replay repeats its statements
+            self.temporary.begin()
         self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
         self._here, self._is_uncommitted = None, False
         self._is_switched = self._is_legacy = self._changes_schema = False
@@ -564,7 +579,7 @@ class Session:
         finally:
             if not self._open.is_open:  # open: a deferred constraint is broken, which the program can repair
                 self._is_uncommitted = is_uncommitted
-                self._forget()
+                self._forget(is_kept=not is_uncommitted)
 
     def rollback(self, *, by_text: bool = False) -> None:
         """Roll back the open transaction; do nothing without one."""
@@ -575,7 +590,9 @@ class Session:
         if opened is not None:
             opened.rollback()
 
-    def _forget(self) -> None:
+    def _forget(self, *, is_kept: bool = False) -> None:
+        if self._open is not None and not is_kept:
+            self.temporary.roll_back()
         self._open, self._here, self._marks, self._began_by_mark = None, None, [], False
         self._replayed = []
         self._release()
@@ -616,6 +633,8 @@ class Session:
             self.commit()
             return
         self._run_opened(self._open, [(sql, None)])
+        if control.kind == ROLLBACK_TO:
+            self.temporary.roll_back()
         del self._marks[place + (control.kind == ROLLBACK_TO) :]
 
 

@@ -4,6 +4,7 @@ A wrong kind can only make the node refuse a statement: the node itself asks SQL
 """
 
 import re
+from itertools import islice
 
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
@@ -63,6 +64,21 @@ def busy_timeout_of(sql: str) -> tuple[int | None] | None:
     """
     found = _BUSY_TIMEOUT.fullmatch(sql)
     return None if found is None else (None if found[1] is None else max(int(found[1]), 0),)
+
+
+def optimizes(sql: str) -> bool:
+    """Return whether a statement is PRAGMA optimize, which may write statistics.
+
+    >>> optimizes("PRAGMA main.optimize(2)"), optimizes("PRAGMA table_info(optimize)")
+    (True, False)
+    """
+    if "optimize" not in sql.lower():
+        return False
+    try:
+        names = [(one.name or one.text).lower() for one in islice(walk(without_settings(sql)), 4)]
+    except NotTokensError:
+        return False
+    return names[:2] == ["pragma", "optimize"] or names[2:] == [".", "optimize"]
 
 
 @remembered

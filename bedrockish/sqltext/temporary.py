@@ -70,6 +70,15 @@ def target_of(sql: str) -> tuple[str, str]:
     return (names[0], names[-1]) if [one.text for one in found[at + 1 : at + 2]] == ["."] else ("", names[0])
 
 
+def named_kind(sql: str) -> str:
+    """Return the kind of the object that a CREATE or DROP names: TABLE, VIEW, INDEX or TRIGGER; else an empty text.
+
+    >>> named_kind("CREATE TEMP TABLE trigger(a)"), named_kind("DROP TRIGGER t")
+    ('TABLE', 'TRIGGER')
+    """
+    return next((one.text.upper() for one in _head(without_settings(sql)) if one.is_word(*_MADE)), "")
+
+
 def filling_select(sql: str) -> str:
     """Return the SELECT of a CREATE TEMP TABLE ... AS SELECT; empty for other statements.
 

@@ -481,25 +481,25 @@ def test_answer_that_an_object_exists_does_not_outlive_the_object(
 @pytest.mark.parametrize(
     ("sql", "acts"),
     [
-        ("UPDATE numbered SET v = 5 WHERE id = 1", False),
-        ("UPDATE numbered SET (v, w) = (SELECT 1, id FROM numbered)", False),
-        ("UPDATE numbered SET v = (SELECT n FROM named WHERE numbered.id = n), w = id == 7", False),  # as Prefect
-        ("UPDATE numbered SET v = replace(v, 'a', 'b')", False),
-        ("UPDATE numbered SET (v, id) = (1, 2)", True),
-        ("UPDATE numbered SET v == 1, id == 2", True),
-        ("UPDATE OR REPLACE numbered SET v = 5", True),
-        ("INSERT OR REPLACE INTO numbered(id) VALUES (1)", True),
-        ("WITH p AS (SELECT 1 AS n) UPDATE numbered SET v = n FROM p WHERE numbered.id = n", False),
-        ("INSERT INTO numbered(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET v = excluded.v", False),
-        ("INSERT INTO numbered(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET id = 3", True),
-        ('UPDATE "Numbered" SET v = 1, "ID" = 2', True),
-        ("UPDATE numbered SET rowid = 2", True),
-        ("UPDATE numbered SET v = 1 IS DISTINCT FROM 2, id = 2", True),
-        ("UPDATE numbered SET v = (SELECT 1 FROM pragma_user_version WHERE 1), id = 2", True),
-        ("UPDATE named SET n = 1", True),
+        ("UPDATE acted_on SET v = 5 WHERE id = 1", False),
+        ("UPDATE acted_on SET (v, w) = (SELECT 1, id FROM acted_on)", False),
+        ("UPDATE acted_on SET v = (SELECT n FROM acted_on_name WHERE acted_on.id = n), w = id == 7", False),  # Prefect
+        ("UPDATE acted_on SET v = replace(v, 'a', 'b')", False),
+        ("UPDATE acted_on SET (v, id) = (1, 2)", True),
+        ("UPDATE acted_on SET v == 1, id == 2", True),
+        ("UPDATE OR REPLACE acted_on SET v = 5", True),
+        ("INSERT OR REPLACE INTO acted_on(id) VALUES (1)", True),
+        ("WITH p AS (SELECT 1 AS n) UPDATE acted_on SET v = n FROM p WHERE acted_on.id = n", False),
+        ("INSERT INTO acted_on(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET v = excluded.v", False),
+        ("INSERT INTO acted_on(id, v) VALUES (1, 2) ON CONFLICT(id) DO UPDATE SET id = 3", True),
+        ('UPDATE "Acted_On" SET v = 1, "ID" = 2', True),
+        ("UPDATE acted_on SET rowid = 2", True),
+        ("UPDATE acted_on SET v = 1 IS DISTINCT FROM 2, id = 2", True),
+        ("UPDATE acted_on SET v = (SELECT 1 FROM pragma_user_version WHERE 1), id = 2", True),
+        ("UPDATE acted_on_name SET n = 1", True),
         ("UPDATE computed SET n = 3", True),
-        ("DELETE FROM numbered", True),
-        ("REPLACE INTO numbered VALUES (1, 2, 3)", True),
+        ("DELETE FROM acted_on", True),
+        ("REPLACE INTO acted_on VALUES (1, 2, 3)", True),
         ("DELETE FROM plain", True),  # by two triggers
         ("INSERT INTO plain VALUES (1)", True),  # no trigger fires at an INSERT, but the statement names their table
     ],
@@ -508,14 +508,14 @@ def test_updates_with_foreign_keys_off_are_refused_if_they_may_change_a_key(url:
     """Airflow fills a column of a parent between OFF and the rebuilding of its table."""
     with closing(db.connect(url, isolation_level=None)) as connection:
         connection.executescript(
-            "CREATE TABLE IF NOT EXISTS numbered(id INTEGER PRIMARY KEY, v, w);"
-            "CREATE TABLE IF NOT EXISTS named(n TEXT PRIMARY KEY);"
+            "CREATE TABLE IF NOT EXISTS acted_on(id INTEGER PRIMARY KEY, v, w);"
+            "CREATE TABLE IF NOT EXISTS acted_on_name(n TEXT PRIMARY KEY);"
             "CREATE TABLE IF NOT EXISTS computed(n, twice AS (n * 2) STORED UNIQUE);"
-            "CREATE TABLE IF NOT EXISTS acting(p REFERENCES numbered ON DELETE CASCADE, "
-            "n REFERENCES named(N) ON UPDATE CASCADE, c REFERENCES computed(twice) ON UPDATE SET NULL);"
+            "CREATE TABLE IF NOT EXISTS acting(p REFERENCES acted_on ON DELETE CASCADE, "
+            "n REFERENCES acted_on_name(N) ON UPDATE CASCADE, c REFERENCES computed(twice) ON UPDATE SET NULL);"
             "CREATE TABLE IF NOT EXISTS plain(n);"
             "CREATE TRIGGER IF NOT EXISTS first AFTER DELETE ON plain BEGIN UPDATE plain SET n = 1; END;"
-            "CREATE TRIGGER IF NOT EXISTS second AFTER UPDATE ON plain BEGIN SELECT 1; DELETE FROM numbered; END;"
+            "CREATE TRIGGER IF NOT EXISTS second AFTER UPDATE ON plain BEGIN SELECT 1; DELETE FROM acted_on; END;"
             "PRAGMA foreign_keys = OFF"
         )
         with pytest.raises(db.NotSupportedError, match="would act") if acts else nullcontext():

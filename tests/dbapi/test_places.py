@@ -67,6 +67,50 @@ def test_connection_with_mode_ro_has_temp_tables(made: db.Connection, url: str) 
                 reader.execute(sql)
 
 
+@pytest.mark.parametrize("interface", ["path"], indirect=True)
+def test_connection_with_mode_ro_cannot_write_by_the_name_of_a_temp_table(made: db.Connection, url: str) -> None:
+    """A trigger with the name, and a table with the name of a TEMP table that was rolled back or has been lost."""
+    made.executescript(
+        "DROP TABLE IF EXISTS late; CREATE TABLE touched(a);"
+        "CREATE TRIGGER shadowed AFTER INSERT ON touched BEGIN DELETE FROM thing; END"
+    )
+    with closing(db.connect(f"file:{url}?mode=ro", uri=True, isolation_level=None)) as reader:
+        reader.execute("CREATE TEMP TABLE shadowed(a)")
+        reader.execute("CREATE TEMP TABLE trigger_log(a)")
+        reader.execute("BEGIN")
+        reader.execute("CREATE TEMP TABLE late(a)")
+        reader.execute("ROLLBACK")
+        reader.execute("INSERT INTO shadowed VALUES (1)")
+        made.execute("CREATE TABLE late(a)")
+        for sql in ("DROP TRIGGER shadowed", "INSERT INTO late VALUES (1)"):
+            with pytest.raises(db.OperationalError, match="readonly"):
+                reader.execute(sql)
+        made.execute("DROP TABLE touched")
+        made.execute("CREATE TABLE shadowed(a)")
+        with pytest.raises(db.Error, match="TEMP"):
+            reader.execute("INSERT INTO shadowed VALUES (1)")
+        reader.execute("CREATE TEMP TABLE own(a)")
+        with pytest.raises(db.OperationalError, match="readonly"):
+            reader.execute("INSERT INTO shadowed VALUES (1)")
+    made.executescript("DROP TABLE late; DROP TABLE shadowed")
+
+
+@pytest.mark.parametrize("interface", ["path"], indirect=True)
+def test_pragma_optimize_gathers_no_statistics_for_a_connection_that_only_reads(made: db.Connection, url: str) -> None:
+    made.executescript("CREATE TABLE lacks_statistics(a); INSERT INTO lacks_statistics VALUES (1)")
+    versions = "SELECT count(*) FROM bedrockish_schema"
+    before = made.execute(versions).fetchone()
+    with closing(db.connect(f"file:{url}?mode=ro", uri=True, isolation_level=None)) as reader:
+        reader.execute("PRAGMA main.optimize")
+    made.execute("PRAGMA query_only = ON")
+    made.execute("PRAGMA optimize")
+    made.execute("PRAGMA query_only = OFF")
+    assert made.execute(versions).fetchone() == before
+    made.execute("PRAGMA optimize")
+    assert made.execute(versions).fetchone() != before
+    made.execute("DROP TABLE lacks_statistics")
+
+
 @pytest.mark.parametrize(
     ("database", "error", "text"),
     [

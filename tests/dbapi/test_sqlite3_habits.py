@@ -630,14 +630,14 @@ def test_last_insert_rowid_in_the_returning_of_an_insert_without_a_new_id_is_tha
     found = []
     for connection in (db.connect(url, isolation_level=None), sqlite3.connect(":memory:", isolation_level=None)):
         connection.execute("DROP TABLE IF EXISTS returned")
-        connection.execute("DROP TABLE IF EXISTS keyed")
+        connection.execute("DROP TABLE IF EXISTS keyed_by_id")
         connection.execute("CREATE TABLE returned(id INTEGER PRIMARY KEY, x)")
-        connection.execute("CREATE TABLE keyed(id PRIMARY KEY) WITHOUT ROWID")
+        connection.execute("CREATE TABLE keyed_by_id(id PRIMARY KEY) WITHOUT ROWID")
         connection.execute("INSERT INTO returned VALUES (7, 0)")
         connection.execute(begin)
         for sql in (
             "INSERT INTO returned VALUES (7, 1) ON CONFLICT DO UPDATE SET x = 2 RETURNING last_insert_rowid(), x",
-            "INSERT INTO keyed VALUES (1) RETURNING last_insert_rowid()",
+            "INSERT INTO keyed_by_id VALUES (1) RETURNING last_insert_rowid()",
             "INSERT INTO returned VALUES (8, 0), (7, 1) ON CONFLICT DO UPDATE SET x = 3 RETURNING last_insert_rowid()",
         ):
             cursor = connection.execute(sql)

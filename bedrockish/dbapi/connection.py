@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, check_timeout
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
+from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.request_builder import Where, target_of
 from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.common.pauses import monotonic
@@ -107,6 +108,7 @@ class Connection:
         watch_forks(self)
         self.row_factory: RowFactory | None = None
         self.text_factory: Callable[[bytes], Any] = str
+        self._dropped: list[BlockingRowStream] = []  # streams whose cursors were dropped; the next call closes them
         self._declared_types: dict[str, tuple[float, list[str | None]]] = {}
         try:
             self._session.schema_commits, self._session.replay = schema_commits, replay
@@ -536,6 +538,8 @@ class Connection:
         notice_fork()
         with self._lock:
             self._check()
+            while self._dropped:
+                self._dropped.pop().close()
             try:
                 return what(self._session)
             except BedrockishError as error:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
 from bedrockish.api.requests import Rows
+from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.dbapi.errors import DatabaseError, ProgrammingError
 from bedrockish.dbapi.session import Session
 from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes
@@ -33,6 +34,7 @@ class CursorOwner(Protocol):
     row_factory: RowFactory | None
     text_factory: Callable[[bytes], Any]
     detect_types: int
+    _dropped: list[BlockingRowStream]
 
     @property
     def in_transaction(self) -> bool:

@@ -22,10 +22,16 @@ class StreamingCursor(Cursor):
     statements in an open transaction, run as with any cursor.
     """
 
+    _stream: BlockingRowStream | None = None
+
     def __init__(self, connection: "Connection") -> None:
-        self._stream: BlockingRowStream | None = None
         self._before = 0  # number of rows in the earlier batches
         super().__init__(connection)
+
+    def __del__(self) -> None:
+        """Have the next call of the connection close the stream: the collector may run while a call has locks."""
+        if self._stream is not None:
+            self._connection._dropped.append(self._stream)
 
     def _forget(self) -> None:
         stream, self._stream, self._before = self._stream, None, 0

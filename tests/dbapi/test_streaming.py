@@ -38,6 +38,12 @@ def test_streaming_cursor_returns_all_rows_by_each_way_of_fetching(cursor: db.Cu
         cursor.fetchmany(-1)
 
 
+def test_dropped_cursors_leave_no_open_streams(connection: db.Connection) -> None:
+    """One caller may have 48 streams at a node, which ends an idle one after a minute."""
+    for _ in range(60):
+        assert connection.cursor(db.StreamingCursor).execute(ENDLESS).fetchone() == (1,)
+
+
 def test_streaming_cursor_runs_writes_and_transactions_like_any_cursor(
     cursor: db.Cursor, connection: db.Connection, table: str
 ) -> None:

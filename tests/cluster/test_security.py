@@ -252,6 +252,8 @@ def test_certificates_are_read_again_on_sighup(tls: LocalCluster, certs: Path) -
     hang_up("A.pem: unable to get local issuer certificate; the certificates stay as they were")
     assert days_left() == 10
     trio.run(ready, tls)
+    (certs / "other" / "ca.pem").replace(certs / "ca.pem")
+    hang_up("ca.pem has none of its earlier authorities; open links stay, and the next link")
 
 
 def test_wrong_password_is_reported_in_one_line_by_every_interface(plain: LocalCluster) -> None:

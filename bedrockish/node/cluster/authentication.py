@@ -100,6 +100,13 @@ class Credentials:
             raise ConfigError(f"security: {unfit}")
         if fault:
             logger.error("security: %s; without a valid certificate no link can be opened", fault)
+        if self.dial_context is not None and _authorities(dial).isdisjoint(_authorities(self.dial_context)):
+            logger.warning(
+                "security: %s has none of its earlier authorities; open links stay, and the next link to each node or "
+                "client whose certificate is of one of these is refused: exchange theirs, too, or put an earlier one "
+                "back and send SIGHUP again",
+                files.ca,
+            )
         self._fault, self._looked_s = fault, time.monotonic()
         self.dial_context, self.listen_context = dial, listen
         self.revoked, self.ends, self.reads = revoked, ends, self.reads + 1
@@ -134,6 +141,10 @@ class Credentials:
         """
         given = ClientCredentials() if target is None else entry_of(target)
         return replace(given, ssl_context=given.ssl_context or self.dial_context)
+
+
+def _authorities(context: ssl.SSLContext) -> set[bytes]:
+    return set(context.get_ca_certs(binary_form=True))
 
 
 def _read_revoked(files: Files) -> frozenset[int]:

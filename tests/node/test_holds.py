@@ -1,4 +1,4 @@
-"""Readers that keep the journal: how many there may be."""
+"""The holds of readers, and the order about the clock that a file keeps."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,7 +7,7 @@ import pytest
 
 from bedrockish.core.replica.safe_time import RELEASED
 from bedrockish.errors import UsageError
-from bedrockish.node.admin.retention import HOLD_NAMES_MAX, HOLDS_MAX, Upkeep
+from bedrockish.node.admin.retention import CLOCK_KEY, HOLD_NAMES_MAX, HOLDS_MAX, Upkeep, follows_wall
 from bedrockish_journal.model.transaction import Txid
 
 
@@ -54,3 +54,13 @@ async def test_names_of_readers_are_bounded() -> None:
     with pytest.raises(UsageError, match=r"another: readers have used 1000 names.*use one of these names again"):
         await node.hold("another")
     await node.hold("gone3")
+
+
+@pytest.mark.parametrize(("kept", "follows"), [({}, True), ({CLOCK_KEY: 1}, True), ({CLOCK_KEY: 0}, False)])
+def test_clock_follows_the_wall_unless_an_operator_has_stopped_it(kept: dict[str, Any], follows: bool) -> None:
+    assert follows_wall(SimpleNamespace(get_meta=lambda _prefix: kept)) is follows  # type: ignore[arg-type]
+
+
+def test_clock_follows_the_wall_after_the_order_default_of_an_earlier_release() -> None:
+    """The earlier release stored None for it."""
+    assert follows_wall(SimpleNamespace(get_meta=lambda _prefix: {CLOCK_KEY: None}))  # type: ignore[arg-type]

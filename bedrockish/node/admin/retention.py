@@ -50,7 +50,7 @@ HOLD_NAMES_MAX = 1_000
 
 def follows_wall(engine: Engine) -> bool:
     """Return whether the clock follows the wall: it does, unless an operator has ordered that it only counts."""
-    return bool(engine.get_meta(CLOCK_KEY).get(CLOCK_KEY, 1))
+    return engine.get_meta(CLOCK_KEY).get(CLOCK_KEY) != 0  # the order ``default`` of earlier releases has left None
 
 
 def start_core(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from bedrockish.api.requests import Statement
-from bedrockish.errors import ConflictError, OutcomeUnknownError, TooLargeError, UsageError
+from bedrockish.errors import ConflictError, OutcomeUnknownError, TooLargeError, UnavailableError, UsageError
 from bedrockish.http.libsql import pipeline as pipelines_module
 from bedrockish.http.libsql import session
 from bedrockish.http.libsql.pipeline import OpenStream, Pipelines, _answered
@@ -105,6 +106,13 @@ def test_statement_that_would_be_rolled_back_by_a_close_is_refused(node: Asker, 
     whole = pipeline(node, write, execute("COMMIT"), {"type": "close"}, baton=again)["results"]
     assert [one["type"] for one in whole] == ["ok", "ok", "ok"]
     assert rows(pipeline(node, execute("SELECT count(*) FROM closed"), {"type": "close"})["results"][0]) == [["1"]]
+
+
+def test_cursor_after_a_refusal_in_a_pipeline_yields_the_errors_of_its_steps(node: Asker) -> None:
+    begun = pipeline(node, execute("BEGIN"))["baton"]
+    kept = pipeline(node, execute("DELETE FROM quiet"), {"type": "close"}, baton=begun)["baton"]
+    reply = node("/v3/cursor", {"baton": kept, "batch": {"steps": [{"stmt": {"sql": "SELECT missing"}}]}})
+    assert [json.loads(line).get("type") for line in reply.body.splitlines()] == [None, "step_error"]
 
 
 def test_npms_libsql_gets_the_reason_of_a_refusal_in_its_transaction(node: Asker) -> None:
@@ -559,6 +567,21 @@ async def test_node_keeps_the_newest_quiet_streams(monkeypatch: pytest.MonkeyPat
         pipelines._keep(OpenStream(session, b"", ""))
     pipelines._close_idle()
     assert (closed, len(pipelines._kept), len(pipelines._quiet)) == ([0, 1], 0, 2)
+
+
+async def test_quiet_stream_that_is_used_again_counts_as_an_open_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines_module, "IDLE_S", 0.0)
+    monkeypatch.setattr(pipelines_module, "STREAMS_MAX", 0)
+    nothing: Any = None
+    pipelines = Pipelines(nothing, nothing, nothing)
+    session: Any = SimpleNamespace(closed=False, is_quiet=True)
+    baton = pipelines._keep(OpenStream(session, sha256(b"").digest(), ""))
+    pipelines._close_idle()
+    request: Any = SimpleNamespace(headers={}, address="", user="")
+    with pytest.raises(UnavailableError, match="open streams"):
+        pipelines._take(request, baton)
+    monkeypatch.setattr(pipelines_module, "STREAMS_MAX", 1_000)
+    assert pipelines._take(request, baton).session is session
 
 
 async def test_cursor_baton_is_valid_before_the_last_line_is_sent() -> None:

@@ -135,6 +135,7 @@ class Pipelines:
             return _failed(error)
         try:
             kept.session.memory, kept.session.check_stay = request.memory, request.check_stay
+            kept.session.stays_open = False
             entries = await kept.session.open_batch(asked.get("batch") or {})
         except BedrockishError as error:
             kept.session.close()
@@ -177,16 +178,17 @@ class Pipelines:
         """Remove and return the stream of a baton, or return a new stream; the call owns it until ``_keep``."""
         self._close_idle()
         credentials = sha256(request.headers.get("authorization", "").encode()).digest()
-        if baton is None:
+        if baton is not None and not isinstance(baton, str):
+            raise UsageError("baton should be a text or null")
+        if baton is None or baton in self._quiet:
             caller = caller_of(Owner(request.address), request.user)
             if not has_room(STREAMS_MAX, (one.caller for one in self._kept.values()), caller):
                 raise UnavailableError(
                     f"the node has {len(self._kept)} open streams; its limit is {STREAMS_MAX}, of which {RULE}: close "
                     "some, or try again"
                 )
-            return OpenStream(self._new(request), credentials, caller)
-        if not isinstance(baton, str):
-            raise UsageError("baton should be a text or null")
+            if baton is None:
+                return OpenStream(self._new(request), credentials, caller)
         place = self._kept if baton in self._kept else self._quiet
         kept = place.get(baton)
         if kept is None or kept.credentials != credentials:

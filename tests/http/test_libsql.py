@@ -127,6 +127,22 @@ def test_npms_libsql_gets_the_reason_of_a_refusal_in_its_transaction(node: Asker
     assert results[1]["response"]["result"]["step_errors"] == [None]
 
 
+def test_npms_libsql_gets_the_conflict_of_its_commit(node: Asker) -> None:
+    """The call with COMMIT closes the stream, and ROLLBACK follows."""
+    pipeline(node, execute("CREATE TABLE IF NOT EXISTS npms(x)"), execute("INSERT INTO npms VALUES (0)"))
+    write = execute("INSERT INTO npms SELECT count(*) FROM npms")
+    begun = pipeline(node, execute("BEGIN"), write)["baton"]
+    pipeline(node, write, {"type": "close"})
+    results: list[dict[str, Any]] = []
+    for sql in ("COMMIT", "ROLLBACK"):
+        asked = {"type": "batch", "batch": {"steps": [{"stmt": {"sql": sql}}]}}
+        answered = pipeline(node, asked, {"type": "get_autocommit"}, {"type": "close"}, baton=begun)
+        begun, results = answered["baton"], [*results, answered["results"][0]]
+    assert results[0]["error"]["code"] == "SQLITE_BUSY"
+    assert results[1]["response"]["result"]["step_errors"] == [None]
+    assert begun is None
+
+
 def test_savepoint_outside_of_a_transaction_begins_one(node: Asker) -> None:
     """As in SQLite, RELEASE of the savepoint that began the transaction commits it."""
     sql = ["SAVEPOINT a", "INSERT INTO quiet VALUES (80)", "SAVEPOINT a", "INSERT INTO quiet VALUES (81)"]

@@ -96,7 +96,7 @@ class LibsqlSession:
     check_stay: Callable[[], None] | None = None
     user = ""  # the name of the caller; empty at a node without users
     ends = False  # whether the present request is the last work of a call that closes the stream
-    stays_open = False  # whether the present call has refused a statement because the call closes the stream
+    stays_open = False  # whether a statement of the present call needs a ROLLBACK, so that the call may not close
 
     def __init__(self, node: Runtime, declared: DeclaredTypes, host: str = "") -> None:
         self._node, self._declared = node, declared
@@ -178,7 +178,9 @@ class LibsqlSession:
                 return {"type": kind, "is_autocommit": self.autocommit}
             case "close":
                 if self.stays_open:  # npm's libsql keeps a stream if a request has failed, and sends ROLLBACK next
-                    raise UsageError("the stream stays open, because a statement of this call was refused")
+                    raise UsageError(
+                        "the stream stays open for a ROLLBACK, because a statement of this call has failed"
+                    )
                 self.close()
             case _:
                 raise UsageError(f"{kind!r} is not a request of a stream")
@@ -511,7 +513,8 @@ class LibsqlSession:
                         yield entry
                 outcomes[place] = True
             except BedrockishError as error:
-                if self.stays_open and len(steps) == 1:
+                self.stays_open = len(steps) == 1 and (self.stays_open or (self.ends and self._is_uncommitted))
+                if self.stays_open:
                     raise
                 outcomes[place] = False
                 yield {"type": "step_error", "step": place, "error": write_error(error)}

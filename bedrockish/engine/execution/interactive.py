@@ -423,7 +423,7 @@ class Interactive:
             self._check_foreign_keys(work)
             self.move(work)
         access_set = work.sets.access_set(reads=True if not work.wrote else None)
-        if work.wrote and work.read_without_keys:  # it conflicts with each change of the schema that it has not seen
+        if work.read_without_keys:  # it conflicts with each change of the schema that it has not seen
             access_set = access_set.extended((clock_key(LAST_CLOCK),))
         changes = encode_changes(work.changes) if work.wrote else b""
         result = encode_results([Result((), [], -1, work.lastrowid or None)])

@@ -7,7 +7,7 @@ import pytest
 
 from bedrockish.api.requests import ADD, PROMOTE, Answer, MemberChange, Request, Statement
 from bedrockish.core.coordinator.request import InFlight, Stage
-from bedrockish.core.coordinator.revalidation import lost
+from bedrockish.core.coordinator.revalidation import lost, move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Apply, Halt, Malformed, Reply, Send
@@ -31,11 +31,13 @@ from bedrockish.core.protocol.messages import (
     Standing,
 )
 from bedrockish.core.protocol.records import Joining, Prepared, Recovered, Vote
+from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.membership import BEHIND_MAX, MembershipFacts, change_members
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError, MembershipError
 from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.changes import encode_statements
 from bedrockish_journal.model.clock import milliseconds, moved, pack
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.levels import LEVEL
@@ -305,6 +307,32 @@ def test_an_open_transaction_ends_with_its_schema() -> None:
     here = One(ABC).node.state
     assert lost(here, "c", executed()) is None
     assert isinstance(lost(here, "c", executed(schema=1)), ConflictError)
+
+
+@pytest.mark.parametrize(("sql", "is_gathering"), [("ANALYZE", True), ("CREATE TABLE u(x)", False)])
+def test_open_transaction_moves_past_statistics_and_ends_at_definitions(sql: str, is_gathering: bool) -> None:
+    """Before the change is in force, the transaction waits for it."""
+    one = One(ABC)
+    here, made = one.node.state, transaction("A", 1)
+    keys = claim(AccessSet(), ("change",), SCHEMA, made.txid.clock, made.txid.clock + 1)
+    change = Transaction(
+        *(made.txid, {}, CLOCK - 1, 0, 0, "change", "serializable", SCHEMA, keys, encode_statements([sql]), b""),
+        activates=made.txid.clock + 1,
+    )
+    one.hear("A", commit(change))
+    assert here.schema.scheduled is not None
+    assert here.clock.read() > change.activates
+    assert (lost(here, "c", executed()) is None) == is_gathering
+    here.activate()
+    assert (lost(here, "c", executed()) is None) == is_gathering
+    for other in (replace(executed(), kind=SCHEMA), replace(executed(), clock=CLOCK), executed(schema=2)):
+        assert isinstance(lost(here, "c", other), ConflictError)
+    moved_up = move(here, InFlight(1, Request("c", ()), 10.0), executed())
+    if is_gathering:
+        assert isinstance(moved_up, Prepared)
+        assert (moved_up.schema, moved_up.base) == (1, {"A": 1})
+    else:
+        assert isinstance(moved_up, ConflictError)
 
 
 def test_schema_statement_that_changed_nothing_is_checked_like_a_strict_read() -> None:

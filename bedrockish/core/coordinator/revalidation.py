@@ -122,11 +122,13 @@ def lost_to(state: State, found: Conflict) -> ConflictError:
 
 def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None:
     """Return the error if an earlier execution would have another result now, else None."""
-    is_old, now = prepared.schema != state.schema.version, state.clock.read()
-    if is_old:
-        if prepared.kind != ROWS or prepared.clock or not state.schema.fits(prepared.schema):
-            return schema_changed()
-        now = 0  # the later changes only gathered statistics, and conflict with no transaction of clock 0
+    schema, now = state.schema, state.clock.read()
+    moves, is_old = prepared.kind == ROWS and not prepared.clock, prepared.schema != schema.version
+    if is_old and not (moves and schema.fits(prepared.schema)):
+        return schema_changed()
+    # It does not conflict with statistics that were gathered since, and waits for those that are being gathered.
+    if moves and (is_old or schema.is_gathering):
+        now = 0
     access_set, config = _rests_on(command, prepared, now)
     return overtaken(state, access_set, prepared.base, prepared.spans, config=config)
 

@@ -3,6 +3,8 @@
 from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.transaction import Transaction
 
+GATHERING_BYTES_MAX = 1_000  # a longer change counts as one of definitions
+
 
 class SchemaState:
     """The schema version, and the scheduled change, which is applied and comes into force at its activation clock at
@@ -25,6 +27,11 @@ class SchemaState:
         """Return whether the tables of a version are those of the version in force: it has at most other statistics."""
         return self._alike <= version <= self.version
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether the scheduled change, if there is one, only gathers statistics."""
+        return self.scheduled is not None and _only_gathers(self.scheduled)
+
     def schedule(self, change: Transaction) -> None:
         """Schedule an applied change for its activation."""
         # A second change would need the schema version, and an activation clock, that exist only after the first.
@@ -42,5 +49,12 @@ class SchemaState:
         """Increment the version: a change is in force now, at its activation or, without one, when it is applied."""
         assert self.scheduled is None
         self.version += 1
-        if not all(sql.lstrip()[:7].upper() == "ANALYZE" for sql in decode_statements(change.changes)):
+        if not _only_gathers(change):
             self._alike = self.version
+
+
+def _only_gathers(change: Transaction) -> bool:
+    """Return whether a change of the schema only gathers statistics, which change no result."""
+    changes = change.changes
+    is_short = len(changes) <= GATHERING_BYTES_MAX  # a change with rows may have 32 MiB, which take long to decode
+    return is_short and all(sql.lstrip()[:7].upper() == "ANALYZE" for sql in decode_statements(changes))

@@ -121,6 +121,7 @@ class Measured:
     retries: int = 0  # how often a node ran a transaction again because of a conflict
     failures: int = 0  # commands that failed with a conflict
     nodes_ms: float = math.nan  # the processor time of all nodes for one transaction; NaN on systems without ``/proc``
+    memory_mib: float = math.nan  # the resident memory of a node, the average of all; NaN on systems without ``/proc``
 
     @property
     def rate(self) -> float:
@@ -147,6 +148,7 @@ class Run:
     clients: int  # the number of concurrent clients; 0 is plain SQLite with one connection
     seconds: float  # the time to measure
     processor_s: Callable[[], float] = lambda: math.nan  # returns the processor time of all nodes, in seconds
+    memory_mib: Callable[[], float] = lambda: math.nan  # returns the average resident memory of a node
     warm_up_s: float = WARM_UP_S
     took: list[float] = field(default_factory=list)  # the seconds of each transaction in the measured time
     retries: int = 0  # how often a node ran a measured transaction again because of a conflict
@@ -177,7 +179,7 @@ class Run:
         p50, p99 = quantile(self.took, 0.5) * 1e3, quantile(self.took, 0.99) * 1e3
         nodes_ms = (self.processor_s() - self._used_s) * 1e3 / max(1, self.total)
         head = (self.work, self.nodes, self.clients, len(self.took), self.seconds)
-        return Measured(*head, p50, p99, self.retries, self.failures, nodes_ms)
+        return Measured(*head, p50, p99, self.retries, self.failures, nodes_ms, self.memory_mib())
 
 
 def measure_sqlite(path: Path, work: str, seconds: float, warm_up_s: float = WARM_UP_S) -> Measured:
@@ -217,7 +219,7 @@ async def measure_cluster(
             if by_socket:
                 url = f"bedrockish://?host={socket_path(cluster.nodes[place].database)}&timeout=30"
             links.append(await stack.enter_async_context(open_client(url)))
-        run = Run(work, len(cluster.nodes), clients, seconds, cluster.processor_s)
+        run = Run(work, len(cluster.nodes), clients, seconds, cluster.processor_s, cluster.memory_mib)
 
         async def serve(number: int, client: Client) -> None:
             draw, read = Draw(work, number, clients), work if work == "strict" else None
@@ -299,6 +301,7 @@ def render(measured: Sequence[Measured], seconds: float) -> Table:
         "p50 ms",
         "p99 ms",
         "CPU ms",
+        "MiB",
         "run again",
         "given up",
     ):
@@ -316,6 +319,7 @@ def render(measured: Sequence[Measured], seconds: float) -> Table:
                 f"{result.p50_ms:.2f}",
                 f"{result.p99_ms:.2f}",
                 "" if math.isnan(result.nodes_ms) else f"{result.nodes_ms:.2f}",
+                "" if math.isnan(result.memory_mib) else f"{result.memory_mib:.0f}",
                 "" if alone else str(result.retries),
                 "" if alone else str(result.failures),
                 end_section=result is [each for each in measured if each.work == work][-1],

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -249,6 +250,14 @@ class LocalCluster:
     def processor_s(self) -> float:
         """Return the processor time of the running nodes, in seconds."""
         return sum(node.processor_s() for node in self.nodes if node.is_running)
+
+    def memory_mib(self) -> float:
+        """Return the average resident memory of the running nodes, in MiB; NaN on systems without ``/proc``."""
+        told = [Path(f"/proc/{node.process.pid}/statm") for node in self.nodes if node.process and node.is_running]
+        if not all(one.exists() for one in told):
+            return math.nan
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        return statistics.fmean(int(one.read_text().split()[1]) * page_bytes for one in told) / (1 << 20)
 
     def url(self, first: int | None = None, *, only: bool = False, options: str = "") -> str:
         """Return the URL of the cluster with the node ``first`` in front; with ``only``, that of this node alone."""

@@ -36,7 +36,7 @@ from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.membership import BEHIND_MAX, MembershipFacts, change_members
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError, MembershipError
-from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, clock_key
 from bedrockish_journal.model.changes import encode_statements
 from bedrockish_journal.model.clock import milliseconds, moved, pack
 from bedrockish_journal.model.entry import GENESIS, Entry
@@ -325,9 +325,14 @@ def test_open_transaction_moves_past_statistics_and_ends_at_definitions(sql: str
     assert (lost(here, "c", executed()) is None) == is_gathering
     here.activate()
     assert (lost(here, "c", executed()) is None) == is_gathering
-    for other in (replace(executed(), kind=SCHEMA), replace(executed(), clock=CLOCK), executed(schema=2)):
+    reads_schema = replace(executed(), access_set=AccessSet(frozenset({clock_key(LAST_CLOCK)})), base={"A": 1})
+    others = replace(executed(), kind=SCHEMA), replace(executed(), clock=CLOCK), executed(schema=2), reads_schema
+    for other in others:
         assert isinstance(lost(here, "c", other), ConflictError)
-    moved_up = move(here, InFlight(1, Request("c", ()), 10.0), executed())
+    inflight = InFlight(1, Request("c", ()), 10.0)
+    assert isinstance(move(here, inflight, executed()), ConflictError), "its keys do not show reads of the schema"
+    inflight.once = True
+    moved_up = move(here, inflight, executed())
     if is_gathering:
         assert isinstance(moved_up, Prepared)
         assert (moved_up.schema, moved_up.base) == (1, {"A": 1})

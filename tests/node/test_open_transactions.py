@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import trio
 
-from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, Answer, Request, Statement, Token, decode_results
+from bedrockish.api.requests import (
+    SERIALIZABLE,
+    SESSION,
+    SNAPSHOT,
+    STRICT,
+    Answer,
+    Request,
+    Statement,
+    Token,
+    decode_results,
+)
 from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
 from bedrockish.core.protocol.health import DISK_FULL, Mode
 from bedrockish.engine.execution.open_transaction import TransactionWork
@@ -64,9 +74,11 @@ def told(answer: object) -> list[list[tuple[object, ...]]]:
     return [result.rows for result in decode_results(answer.results)]
 
 
-async def run_in(runtime: Runtime, name: str, op: str, *texts: str, isolation: str = SERIALIZABLE) -> Answer:
+async def run_in(
+    runtime: Runtime, name: str, op: str, *texts: str, isolation: str = SERIALIZABLE, read: str = SESSION
+) -> Answer:
     """Do a step of a transaction to its end."""
-    asked = Request(name, tuple(map(Statement, texts)), timeout_s=5, isolation=isolation)
+    asked = Request(name, tuple(map(Statement, texts)), timeout_s=5, isolation=isolation, read=read)
     found = runtime.transactions.begin(OWNER, op, asked)
     return found if isinstance(found, Answer) else await found()
 
@@ -129,6 +141,47 @@ async def test_transaction_ends_at_an_analyze_that_it_may_have_seen(
         await runtime.submit(request(change, "change"))
         with pytest.raises(ConflictError, match="schema"):
             await run_in(runtime, "tx", STATEMENTS, "INSERT INTO t VALUES (3, 30)")
+
+
+@pytest.mark.parametrize("sql", ["SELECT count(*) FROM sqlite_schema", "SELECT * FROM sqlite_stat1"])
+async def test_strict_transaction_that_has_read_the_schema_ends_at_an_analyze(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    """It has only read, and the node finds the change at its COMMIT."""
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await runtime.submit(request("ANALYZE", "first"))
+        await run_in(runtime, "tx", BEGIN, read=STRICT)
+        await run_in(runtime, "tx", STATEMENTS, sql, read=STRICT)
+        await runtime.submit(request("INSERT INTO t VALUES (4, 0)", "other"))
+        await runtime.submit(request("ANALYZE", "second"))
+        with pytest.raises(ConflictError, match="schema"):
+            await run_in(runtime, "tx", COMMIT, read=STRICT)
+
+
+async def test_open_connections_have_the_plans_of_the_last_analyze(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writing connection computes the read set of a statement that runs on the connection of a snapshot."""
+    fill = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 2000) INSERT INTO s SELECT i, {}, {} FROM n"
+    find = "SELECT id FROM s WHERE a = 5 AND b = 5 LIMIT 1"
+    made = "CREATE TABLE s(id INTEGER PRIMARY KEY, a, b)", "CREATE INDEX by_a ON s(a)", "CREATE INDEX by_b ON s(b)"
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        for number, sql in enumerate((*made, fill.format("i", 5), "ANALYZE")):
+            await runtime.submit(request(sql, f"before{number}"))
+        await run_in(runtime, "one", BEGIN)
+        await run_in(runtime, "one", STATEMENTS, find)
+        snapshot = runtime.transactions._open["one"].work.snapshot
+        await run_in(runtime, "one", COMMIT)
+        for number, sql in enumerate(("DELETE FROM s", fill.format(5, "i"), "ANALYZE")):
+            await runtime.submit(request(sql, f"after{number}"))
+        await run_in(runtime, "two", BEGIN)
+        await run_in(runtime, "two", STATEMENTS, find)
+        assert runtime.transactions._open["two"].work.snapshot is snapshot
+        assert snapshot is not None
+        explained = f"EXPLAIN QUERY PLAN {find}"
+        plan = runtime.transactions._interactive._db.execute(explained).fetchall()
+        assert "by_b" in str(plan)
+        assert list(snapshot.cursor().execute(explained)) == plan
 
 
 async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

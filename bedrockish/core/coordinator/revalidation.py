@@ -16,7 +16,7 @@ from bedrockish.core.state.commit_window import NEVER, CommitWindow
 from bedrockish.core.state.conflict_records import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError, schema_changed
-from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range
+from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range, clock_key
 from bedrockish_journal.model.transaction import MEMBERS, ROWS
 from bedrockish_journal.model.vector import Vector
 
@@ -123,7 +123,9 @@ def lost_to(state: State, found: Conflict) -> ConflictError:
 def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None:
     """Return the error if an earlier execution would have another result now, else None."""
     schema, now = state.schema, state.clock.read()
-    moves, is_old = prepared.kind == ROWS and not prepared.clock, prepared.schema != schema.version
+    reads_schema = clock_key(LAST_CLOCK) in prepared.access_set.read_points
+    moves = prepared.kind == ROWS and not (prepared.clock or reads_schema)
+    is_old = prepared.schema != schema.version
     if is_old and not (moves and schema.fits(prepared.schema)):
         return schema_changed()
     # It does not conflict with statistics that were gathered since, and waits for those that are being gathered.
@@ -162,6 +164,8 @@ def moved_up(state: State, command: str, prepared: Prepared) -> Prepared | None:
 
 def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:
     """Return an execution with its base moved up to the newest commits, or the error if these may change its result."""
+    if not inflight.once and prepared.schema != state.schema.version:
+        return schema_changed()  # the keys of a request do not show whether it has read the schema
     error = lost(state, inflight.request.command, prepared)
     if error is not None:
         return error

@@ -21,9 +21,9 @@ from bedrockish_journal.model.vector import Vector
 COMMITS = 4  # the length of a leader's turn, in commit times (the usual time from BEGIN to the quorum)
 CHANGE_S_MAX = 0.2  # no leader waits longer for the execution of another leader's schema change
 MEMORY = 200  # commit times without a conflict after which a rival expires
-# The key for which schema changes wait and take turns: the greatest clock, which no transaction reads. If the
-# clocks that a change writes were the key, transactions of rows, which read these, would wait for its next attempt,
-# too.
+# The key for which schema changes wait and take turns: the greatest clock, which only transactions read that have read
+# the schema. If the clocks that a change writes were the key, transactions of rows, which read these, would wait for
+# its next attempt, too.
 CHANGES = AccessSet(write_ranges=(clocks_from(CLOCK_LIMIT),))
 
 

@@ -529,6 +529,8 @@ class Interactive:
         if sets is None or work.base is None:
             return None
         if moves and not work.serializable:
+            if work.schema != self.engine.schema_version:  # its reads were planned with other statistics
+                return schema_changed()
             sets = sets.serializable()
         return self._overtaken(sets, work.base)
 

@@ -9,7 +9,7 @@ import apsw
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.index_build import Build
-from bedrockish.engine.storage.stand_in import remove_leftovers
+from bedrockish.engine.storage.stand_in import Writable, remove_leftovers
 from bedrockish.errors import DamagedError
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish_journal.model.changes import SchemaStep, decode_statements, decode_steps
@@ -118,7 +118,11 @@ class Versions:
         kept = "SELECT name FROM main.sqlite_schema WHERE name IN ('sqlite_stat1', 'sqlite_stat4')"
         for (name,) in self._db.execute(kept).fetchall():
             self._db.execute(f"DELETE FROM main.{name} WHERE tbl GLOB 'bedrockish_*'")
-        self._db.execute("ANALYZE main.sqlite_schema", can_cache=False)  # makes SQLite load the statistics again
+        # A new number makes every connection, also those that are open, read the schema with its statistics. All must
+        # have one plan for a statement: one connection may compute the read set of a statement that another one runs.
+        with Writable(self._db):
+            version: int = self._db.pragma("schema_version")
+            self._db.execute(f"PRAGMA main.schema_version = {version + 1}")
 
     def _settle(self, failure: str, statements: Sequence[str], changed: Collection[str]) -> None:
         self.current += 1

@@ -1,7 +1,8 @@
 """A step of an open transaction waits for the disk only if its answer shows a change that is not durable."""
 
 import gc
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from bedrockish.api.requests import (
 from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
 from bedrockish.core.protocol.health import DISK_FULL, Mode
 from bedrockish.engine.execution.open_transaction import TransactionWork
+from bedrockish.engine.execution.overlay_transaction import resume
+from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -182,6 +185,50 @@ async def test_open_connections_have_the_plans_of_the_last_analyze(
         plan = runtime.transactions._interactive._db.execute(explained).fetchall()
         assert "by_b" in str(plan)
         assert list(snapshot.cursor().execute(explained)) == plan
+
+
+@pytest.mark.parametrize("before", ["SELECT x FROM t WHERE id = 1", "UPDATE t SET x = x + 1 WHERE id = 1"])
+async def test_statement_of_a_worker_has_the_read_set_of_its_own_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """An ANALYZE comes into force while the statement runs: on a snapshot, or after a write on an overlay."""
+    count, begun, gate = "SELECT count(*) FROM t", threading.Event(), threading.Event()
+
+    def held(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            found = original(*args, **options)
+            begun.set()
+            assert gate.wait(60)
+            return found
+
+        return run
+
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await run_in(runtime, "tx", BEGIN)
+        await run_in(runtime, "tx", STATEMENTS, before)
+        monkeypatch.setattr(Snapshot, "run", held(Snapshot.run))
+        monkeypatch.setattr(shared_writer, "resume", held(resume))
+        monkeypatch.setattr(runtime.workers, "expects", lambda *texts: count in texts)
+        rest = step(runtime, "tx", STATEMENTS, count)
+        assert not isinstance(rest, Answer)
+        work, found = runtime.transactions._open["tx"].work, list[object]()
+
+        async def finish() -> None:
+            try:
+                found.append(await rest())
+            except ConflictError as error:
+                found.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(finish)
+            assert await trio.to_thread.run_sync(begun.wait, 60)
+            await runtime.submit(request("ANALYZE", "analyze"))
+            gate.set()
+        if before.startswith("SELECT"):
+            assert isinstance(found[0], ConflictError)
+        else:
+            assert work.sets is not None
+            assert work.sets._analysis is runtime.transactions._interactive._executor.analysis
 
 
 async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

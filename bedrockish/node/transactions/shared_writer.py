@@ -17,7 +17,7 @@ from bedrockish.engine.execution.overlay_transaction import resume
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.statements.compiled import READ, Compiled
-from bedrockish.errors import ConflictError, ConstraintError, SqlError, transaction_ended
+from bedrockish.errors import ConflictError, ConstraintError, SqlError, schema_changed, transaction_ended
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction
 from bedrockish.node.transactions.places import Place, Services, StatementList
@@ -159,6 +159,8 @@ class SharedWriter(Place):
             if work.ended:
                 self._interactive.end(work)
         if work.snapshot is not None:  # otherwise the transaction has ended, and its reads are not needed
+            if work.serializable and work.schema != self._engine.schema_version:
+                raise schema_changed()  # its reads would be planned with other statistics than the statement has run
             work.read_unchanged(piece, params, rows, work.snapshot.query)
             assert work.sets is not None
             work.sets.lock(scope.take_locked())
@@ -195,7 +197,7 @@ class SharedWriter(Place):
         assert done.sets is not None
         sets.merge(done.sets)
         self._move_base(work, done)
-        done.sets = sets
+        done.sets = work.sets  # not ``sets``, if statistics were gathered during the run
         work.follow(done)
         if error is not None:
             raise error

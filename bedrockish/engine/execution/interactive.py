@@ -131,7 +131,7 @@ class Interactive:
     def changes_nothing(self, sql: str) -> bool:
         """Return whether a statement makes an object with IF NOT EXISTS that exists, or drops a missing one.
 
-        Such a statement needs no private copy: any change of the schema after it makes its transaction fail.
+        Such a statement needs no private copy: any change of definitions after it makes its transaction fail.
         """
         change = conditional_change(sql)
         if change is None:

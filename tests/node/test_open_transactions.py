@@ -26,6 +26,7 @@ from bedrockish.core.protocol.health import DISK_FULL, Mode
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.overlay_transaction import resume
 from bedrockish.engine.execution.snapshot import Snapshot
+from bedrockish.engine.sqlite.limits import LONG_TEXT
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -187,27 +188,29 @@ async def test_open_connections_have_the_plans_of_the_last_analyze(
         assert list(snapshot.cursor().execute(explained)) == plan
 
 
+def held(original: Callable[..., Any], begun: threading.Event, gate: threading.Event) -> Callable[..., Any]:
+    """Return a function that holds the result of the original back until the gate opens."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        found = original(*args, **options)
+        begun.set()
+        assert gate.wait(60)
+        return found
+
+    return run
+
+
 @pytest.mark.parametrize("before", ["SELECT x FROM t WHERE id = 1", "UPDATE t SET x = x + 1 WHERE id = 1"])
 async def test_statement_of_a_worker_has_the_read_set_of_its_own_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     """An ANALYZE comes into force while the statement runs: on a snapshot, or after a write on an overlay."""
     count, begun, gate = "SELECT count(*) FROM t", threading.Event(), threading.Event()
-
-    def held(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
-            found = original(*args, **options)
-            begun.set()
-            assert gate.wait(60)
-            return found
-
-        return run
-
     async with running(tmp_path, monkeypatch) as (runtime, _):
         await run_in(runtime, "tx", BEGIN)
         await run_in(runtime, "tx", STATEMENTS, before)
-        monkeypatch.setattr(Snapshot, "run", held(Snapshot.run))
-        monkeypatch.setattr(shared_writer, "resume", held(resume))
+        monkeypatch.setattr(Snapshot, "run", held(Snapshot.run, begun, gate))
+        monkeypatch.setattr(shared_writer, "resume", held(resume, begun, gate))
         monkeypatch.setattr(runtime.workers, "expects", lambda *texts: count in texts)
         rest = step(runtime, "tx", STATEMENTS, count)
         assert not isinstance(rest, Answer)
@@ -229,6 +232,29 @@ async def test_statement_of_a_worker_has_the_read_set_of_its_own_plan(
         else:
             assert work.sets is not None
             assert work.sets._analysis is runtime.transactions._interactive._executor.analysis
+
+
+async def test_transaction_ends_at_an_analyze_during_a_long_text_that_reads_the_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the worker that compiles the text knows that it reads the schema."""
+    begun, gate = threading.Event(), threading.Event()
+    monkeypatch.setattr(shared_writer, "resume", held(resume, begun, gate))
+    async with running(tmp_path, monkeypatch) as (runtime, _):
+        await run_in(runtime, "tx", BEGIN)
+        await run_in(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1")
+        rest = step(runtime, "tx", STATEMENTS, f"SELECT count(*) FROM sqlite_schema -- {LONG_TEXT * 'x'}")
+        assert not isinstance(rest, Answer)
+
+        async def finish() -> None:
+            with pytest.raises(ConflictError, match="schema"):
+                await rest()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(finish)
+            assert await trio.to_thread.run_sync(begun.wait, 60)
+            await runtime.submit(request("ANALYZE", "analyze"))
+            gate.set()
 
 
 async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,7 @@ class SharedWriter(Place):
         state, base = self._services.core.state, work.base
         assert done.sets is not None
         assert base is not None
+        work.read_without_keys = work.read_without_keys or done.read_without_keys  # a text that the worker compiled
         self._interactive.check_schema(work)
         self._interactive.move(work)
         error = overtaken(state, done.sets.looked_at(), base, config=state.roster.membership.version)

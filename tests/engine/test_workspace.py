@@ -35,6 +35,7 @@ from bedrockish.errors import (
     UnsupportedError,
 )
 from bedrockish.sqltext.transaction_control import ROLLBACK_TO, SAVEPOINT, Control
+from bedrockish_journal.model.access_set import written_in
 from bedrockish_journal.model.errors import ReplayMismatchError
 from bedrockish_journal.verify.replay import replay
 from tests.cluster.functions import register
@@ -145,6 +146,29 @@ def test_worker_returns_the_same_as_the_loop(
         workspace.end()
     assert node.tables() == before
     assert not workspace.is_broken
+
+
+def test_worker_has_the_keys_of_the_row_it_read_after_an_analyze_was_rolled_back(
+    node: TestNode, workspace: Workspace
+) -> None:
+    """SQLite keeps such statistics on the writing connection, and reads run on the other one: they have two plans."""
+    fill = (
+        "WITH n(i) AS (SELECT 11 UNION ALL SELECT i + 1 FROM n LIMIT 500) INSERT INTO s SELECT i, {}, i, {}, i FROM n"
+    )
+    node.run("CREATE TABLE s(id INTEGER PRIMARY KEY, a, p, b, q)", "CREATE INDEX s_a ON s(a, p)")
+    node.run("CREATE INDEX s_b ON s(b, q)")
+    node.run("INSERT INTO s VALUES (1, 1, 1, 1, 2), (2, 1, 2, 1, 1)")  # by s_a the first row is 1, and by s_b it is 2
+    for text in (fill.format(1, "i"), "ANALYZE", "DELETE FROM s WHERE id > 8", fill.format("i", 1)):
+        node.run(text)
+    begin(node, workspace)
+    workspace.execute(request("ANALYZE"))
+    workspace.end()
+    begin(node, workspace)
+    prepared = workspace.execute(request("SELECT id FROM s WHERE a = 1 AND b = 1 LIMIT 1"))
+    workspace.end()
+    (row,) = decode_results(prepared.result)[0].rows
+    writer = node.prepare(("DELETE FROM s WHERE id = ?", row))
+    assert written_in(writer.access_set, prepared.access_set) is not None
 
 
 def test_workspace_sees_its_snapshot_while_others_commit_and_the_wal_restarts(

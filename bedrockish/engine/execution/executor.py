@@ -7,6 +7,7 @@ interrupted write, a full disk); the engine then writes the batch again (see ``E
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import apsw
@@ -16,7 +17,7 @@ from bedrockish.access_sets.call_costs import Lengths, is_too_long, restore, sho
 from bedrockish.access_sets.catalog import Prepare, Schema
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.key_values import Params
-from bedrockish.access_sets.query_names import connection_query
+from bedrockish.access_sets.query_names import Query, connection_query
 from bedrockish.access_sets.readset import EVERYTHING
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.table_layout import Tables
@@ -96,7 +97,6 @@ class Executor:
         self._most_bytes = limits.length_bytes
         self.encode_changes: Callable[[list[Change]], bytes] = encode_changes  # encodes the changes of a transaction
         self._change = db.cursor().execute  # one cursor for statements without rows: a new one costs half of their time
-        self._unlimited_query = connection_query(db)
         # A faster connection, which shows the same rows as long as the request has changed none.
         self.reader: apsw.Connection | None = None
         self.stays = False  # whether the request has an effect that only a rollback of the whole transaction undoes
@@ -296,7 +296,19 @@ class Executor:
             self.governor.release()
         return found if self.capture.failure is None else None
 
-    def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
+    def query_for(self, piece: Compiled) -> Query:
+        """Return a ``Query`` for the reads of a statement, on the connection that runs the statement.
+
+        The query compares SQLite's plan with that of the analysis. Another connection could have another plan: SQLite
+        keeps the statistics of an ANALYZE that was rolled back.
+        """
+        return partial(self._query, self._connection_for(piece))
+
+    def _connection_for(self, piece: Compiled) -> apsw.Connection:
+        may_use = piece.kind == READ and not (self.capture.wrote or piece.settings)
+        return self.reader if self.reader is not None and may_use else self._db
+
+    def _query(self, db: apsw.Connection, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
 
         All runs together have the time limit of one statement: a query for the row at which a loop has stopped may read
@@ -309,9 +321,9 @@ class Executor:
         governor = self.governor
         if governor.budget.is_over:
             raise TakesLongError(sql)
-        governor.watch(self._db)
+        governor.watch(db)
         try:
-            yield from self._unlimited_query(sql, many)
+            yield from connection_query(db)(sql, many)
         except apsw.Error as error:
             if not governor.caused(error):
                 raise
@@ -368,9 +380,7 @@ class Executor:
         self, piece: Compiled, params: Row, room: int, lengths: Lengths, blocks: Blocks | None
     ) -> tuple[list[Row], int]:
         governor = self.governor
-        db, in_loop, most = self._db, governor.budget.is_brief, self._most_bytes
-        if self.reader is not None and piece.kind == READ and not (self.capture.wrote or piece.settings):
-            db = self.reader
+        db, in_loop, most = self._connection_for(piece), governor.budget.is_brief, self._most_bytes
         text = self.text_with_ids(piece, params)
         if not lengths.is_brief:
             self.governor.watch(db)
@@ -474,7 +484,7 @@ class RequestRun:
         resolved = lengths = None
         if piece.kind != SCHEMA:
             plan = executor.analysis.plan(piece)
-            resolved, lengths = self.gatherer.read(plan, params, executor.query), plan.lengths
+            resolved, lengths = self.gatherer.read(plan, params, executor.query_for(piece)), plan.lengths
         self._begun.append((piece, params))
         self.reads_system = self.reads_system or piece.reads_system
         before = 0 if resolved is None else executor.capture.count

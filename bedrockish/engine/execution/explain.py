@@ -63,7 +63,7 @@ def _explain(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> di
         return {**told, **nothing, "writes": ["the schema"], "error": _run_schema(executor, piece, params)}
     executor.capture.start()
     gatherer = AccessSetBuilder(analysis, serializable=True)
-    resolved = analysis.plan(piece).resolve(params, executor.query)
+    resolved = analysis.plan(piece).resolve(params, executor.query_for(piece))
     try:
         executor.run_piece(piece, params, executor._limits.result_bytes)
     except (DamagedError, StatementTimeoutError):

@@ -593,7 +593,7 @@ class Interactive:
             self._restore()
             work.sets.read(piece, params, failed=True)
             raise
-        work.read_unchanged(piece, params, rows, self._executor.query)
+        work.read_unchanged(piece, params, rows, self._executor.query_for(piece))
         if self.engine.scope.locked:
             work.sets.lock(self.engine.scope.take_locked())
         return rows, size
@@ -630,9 +630,9 @@ class Interactive:
             select = filling_select(piece.sql)
             if select:
                 filling, _ = self._executor.texts.compiled(select, work.user)
-                work.sets.read_unchanged(filling, params, self._executor.query)
+                work.sets.read_unchanged(filling, params, self._executor.query_for(piece))
             return None
-        return work.sets.resolve(piece, params, self._executor.query)
+        return work.sets.resolve(piece, params, self._executor.query_for(piece))
 
     def _check_blind(self) -> None:
         """Refuse a statement whose rows are found by its rollback, if the rollback would have other effects.

@@ -105,6 +105,27 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.parametrize("isolation", [SERIALIZABLE, SNAPSHOT])
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        ("SELECT count(*) FROM sqlite_schema", "ANALYZE"),
+        ("SELECT x FROM t", "CREATE TRIGGER late AFTER INSERT ON big BEGIN UPDATE t SET x = 100; END"),
+    ],
+)
+async def test_transaction_does_not_move_past_a_change_of_the_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, change: str, isolation: str
+) -> None:
+    """A workspace has the newest schema: the trigger has not run for the rows that were written before."""
+    async with a_client(tmp_path, monkeypatch, isolation=isolation) as client:
+        await client.step(BEGIN)
+        await client.run(before)
+        await client.run(FILL)
+        await client.other(change)
+        with pytest.raises(ConflictError, match="the schema has changed"):
+            await client.run("SELECT count(*) FROM big")
+
+
 async def test_transaction_moves_with_few_rows_of_much_text_to_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,7 +154,8 @@ class WorkspacePlace(Place):
                 engine's connection.
 
         Raises:
-            ConflictError: a commit after the base of a transaction that moves has changed data on which it rests.
+            ConflictError: a commit after the base of a transaction that moves has changed data or a schema on which it
+                rests.
             UnavailableError: the node has no room for the workspace, or the transaction has ended.
         """
         engine, interactive = self._engine, self._interactive
@@ -162,9 +163,11 @@ class WorkspacePlace(Place):
         def take_snapshot() -> None:
             if work.ended:
                 raise transaction_ended()
-            error = interactive.overtaken(work, moves=True) if moves else None
-            if error is not None:
-                raise error
+            if moves:
+                interactive.check_schema(work)
+                error = interactive.overtaken(work, moves=True)
+                if error is not None:
+                    raise error
             try:
                 workspace.take_snapshot(engine.flushed, engine.moment())
             except UnavailableError:

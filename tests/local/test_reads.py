@@ -370,6 +370,16 @@ def test_read_by_path_waits_for_the_token_of_another_session(
             other.token = mine.token
 
 
+def test_write_takes_no_snapshot_in_the_program(db: Connection, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node would be asked anyway."""
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalReads, "read", lambda *_: pytest.fail("a snapshot is taken"))
+        db.execute(f"CREATE INDEX {table}_a ON {table}(a)")
+        db.execute(f"WITH n AS (SELECT 700 AS id) INSERT INTO {table} SELECT id, 1 FROM n")
+        db.transact([f"UPDATE {table} SET a = 2 WHERE id = 700", f"SELECT count(*) FROM {table}"])
+    assert db.execute(f"SELECT a FROM {table} WHERE id = 700").rows == [(2,)]
+
+
 def test_reads_in_the_program_send_nothing_to_the_node(db: Connection, table: str) -> None:
     db.execute(f"SELECT a FROM {table} WHERE id = ?", (1,))
     assert is_read_here(db, f"SELECT a FROM {table} WHERE id = 1")

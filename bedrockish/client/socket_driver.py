@@ -32,6 +32,7 @@ from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.common.keeper import Keeper
 from bedrockish.common.pauses import monotonic
 from bedrockish.errors import BedrockishError, ClientClosedError, UnavailableError, UnsupportedError
+from bedrockish.local.thread_turn import TURN
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.socket_link import SocketLink
@@ -168,6 +169,7 @@ class SocketDriver(Calls):
 
     def _await(self, number: int) -> Answered | Told | BedrockishError:
         """Wait for the outcome of a call, and return it; read for all threads, unless another thread does so."""
+        TURN.leave()  # other threads would wait some milliseconds before they go on without it
         while True:
             with self._lock:
                 if number in self._outcomes:

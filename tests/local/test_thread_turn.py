@@ -14,6 +14,7 @@ import pytest
 from bedrockish import dbapi
 from bedrockish.api.requests import Request
 from bedrockish.client.blocking import connect
+from bedrockish.client.socket_driver import SocketDriver
 from bedrockish.local import snapshots, thread_turn, workspace_pool
 from bedrockish.local.page import Published
 from bedrockish.local.thread_turn import TURN, ThreadTurn
@@ -223,6 +224,27 @@ def test_thread_that_waits_for_a_durable_snapshot_has_no_turn(node: LocalNode, m
     with connect(str(node.database)) as db, db.transaction() as transaction:
         transaction.execute("SELECT 1")
     assert holders == [0]
+
+
+def test_thread_that_waits_for_a_node_has_no_turn(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write, and the COMMIT of a transaction, by path."""
+    wait, holders = SocketDriver._read_until, list[int]()
+
+    def read_until(driver: SocketDriver, number: int) -> None:
+        holders.append(TURN._holder)
+        wait(driver, number)
+
+    with connect(str(node.database)) as db:
+        db.execute("CREATE TABLE IF NOT EXISTS waits(a)")
+        monkeypatch.setattr(SocketDriver, "_read_until", read_until)
+        with TURN:
+            pass
+        assert TURN._holder == threading.get_ident()
+        db.execute("INSERT INTO waits VALUES (1)")
+        with db.transaction() as transaction:
+            transaction.execute("INSERT INTO waits VALUES (2)")
+    assert holders
+    assert not any(holders)
 
 
 @pytest.fixture

@@ -585,6 +585,20 @@ async def test_node_keeps_the_newest_quiet_streams(monkeypatch: pytest.MonkeyPat
     assert (closed, len(pipelines._kept), len(pipelines._quiet)) == ([0, 1], 0, 2)
 
 
+async def test_quiet_streams_of_one_caller_end_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines_module, "IDLE_S", 0.0)
+    monkeypatch.setattr(pipelines_module, "QUIET_MAX", 8)
+    nothing: Any = None
+    closed: list[str] = []
+    pipelines = Pipelines(nothing, nothing, nothing)
+    for caller in ("one", *["many"] * 20, "late"):
+        session: Any = SimpleNamespace(closed=False, is_quiet=True, close=partial(closed.append, caller))
+        pipelines._keep(OpenStream(session, b"", caller))
+    pipelines._close_idle()
+    assert set(closed) == {"many"}
+    assert {stream.caller for stream in pipelines._quiet.values()} == {"one", "many", "late"}
+
+
 async def test_quiet_stream_that_is_used_again_counts_as_an_open_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines_module, "IDLE_S", 0.0)
     monkeypatch.setattr(pipelines_module, "STREAMS_MAX", 0)

@@ -7,7 +7,7 @@ SELECT for ever and does not recover from the refusal of its baton.
 """
 
 import secrets
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ class NoStreamError(UsageError):
     def __init__(self) -> None:
         super().__init__(
             f"there is no stream for this baton: it was used already, or the stream was idle for {IDLE_S:g} s with an "
-            "open transaction, or the node was started again; uncommitted statements did not happen: open another "
-            "stream"
+            "open transaction, or its caller has left too many streams idle, or the node was started again; "
+            "uncommitted statements did not happen: open another stream"
         )
 
 
@@ -60,7 +60,7 @@ class Pipelines:
     def __init__(self, node: Runtime, declared: DeclaredTypes, body: Body) -> None:
         self._node, self._declared, self._body = node, declared, body
         self._kept: dict[str, OpenStream] = {}
-        self._quiet: OrderedDict[str, OpenStream] = OrderedDict()  # idle streams that hold little; the oldest first
+        self._quiet: dict[str, OpenStream] = {}  # idle streams that hold little; the oldest first
         self._expiries: deque[tuple[float, str]] = deque()  # each baton, with its time to expire
 
     def routes(self) -> dict[tuple[str, str], Handler]:
@@ -212,11 +212,19 @@ class Pipelines:
             _, baton = self._expiries.popleft()
             late = self._kept.pop(baton, None)
             if late is not None and late.session.is_quiet:
-                self._quiet[baton] = late
+                self._keep_quiet(baton, late)
             elif late is not None:
                 late.session.close()
-        while len(self._quiet) > QUIET_MAX:
-            self._quiet.popitem(last=False)[1].session.close()
+
+    def _keep_quiet(self, baton: str, stream: OpenStream) -> None:
+        """Keep an idle stream that holds little; a caller without room for it loses its own oldest one."""
+        if not has_room(QUIET_MAX, (one.caller for one in self._quiet.values()), stream.caller):
+            oldest = next((own for own, one in self._quiet.items() if one.caller == stream.caller), None)
+            if oldest is None:
+                stream.session.close()
+                return
+            self._quiet.pop(oldest).session.close()
+        self._quiet[baton] = stream
 
     async def watch(self) -> None:
         """Close idle streams, until cancelled."""

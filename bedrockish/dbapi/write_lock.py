@@ -21,6 +21,7 @@ from bedrockish.client.blocking import Connection as Link
 from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.common.pauses import monotonic
 from bedrockish.errors import BedrockishError, ClientClosedError, ConfigError, ConflictError
+from bedrockish.local.thread_turn import TURN
 
 SUFFIX, TOKEN_MAX = "-write", 1 << 16
 FIRST_S, LONGEST_S = 0.001, 0.02  # the pauses between two attempts
@@ -57,6 +58,7 @@ class WriteLock:
                 raise ConflictError(
                     f"another transaction has held {self._path} for {self.timeout_s:g} s; {self._advice()}"
                 )
+            TURN.leave()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_S)
 

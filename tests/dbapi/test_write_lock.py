@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,10 @@ from sqlalchemy.exc import OperationalError
 
 import bedrockish.dbapi as db
 from bedrockish.client.blocking import Connection as Link
+from bedrockish.dbapi import write_lock
 from bedrockish.dbapi.write_lock import SUFFIX
 from bedrockish.errors import UnavailableError
+from bedrockish.local.thread_turn import TURN
 from tests.dbapi.conftest import BY_URL
 
 pytestmark = pytest.mark.cluster
@@ -185,6 +188,25 @@ def test_busy_timeout_bounds_the_wait_for_the_lock(url: str, tallied: db.Connect
         assert other.execute("PRAGMA busy_timeout = 30").fetchall() == [(30,)]
         with pytest.raises(db.OperationalError, match=r"for 0\.03 s"):
             other.execute("BEGIN IMMEDIATE")
+
+
+@BY_PATH
+def test_thread_that_waits_for_the_lock_has_no_turn(
+    url: str, tallied: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holders = list[int]()
+    monkeypatch.setattr(write_lock, "time", SimpleNamespace(sleep=lambda _: holders.append(TURN._holder)))
+    with closing(opened(url, 60)) as other:
+        tallied.execute("BEGIN IMMEDIATE")
+        other.execute("PRAGMA busy_timeout = 20")
+        with TURN:
+            pass
+        assert TURN._holder == threading.get_ident()
+        with pytest.raises(db.OperationalError, match="another transaction has held"):
+            other.execute("BEGIN IMMEDIATE")
+        tallied.execute("ROLLBACK")
+    assert holders
+    assert not any(holders)
 
 
 @BY_PATH

@@ -23,13 +23,12 @@ no call has, is about the link itself. Unknown fields are ignored, unknown opera
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
-from functools import lru_cache
-from struct import Struct
+from dataclasses import fields, replace
 from typing import Any, assert_never
 
 import cbor2
 
+from bedrockish.api.column_blocks import head
 from bedrockish.api.requests import (
     Answer,
     MemberChange,
@@ -46,7 +45,6 @@ from bedrockish.api.requests import (
 from bedrockish.api.url import parse_address
 from bedrockish.common.trace_context import read_traceparent
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UsageError, pack_error, unpack_error
-from bedrockish.sqltext.known_texts import KEPT_MAX, KEPT_TEXT_MAX
 from bedrockish_journal.model.transaction import DIGEST_BYTES
 from bedrockish_journal.model.value import value
 
@@ -190,10 +188,7 @@ def encode_call(call: Call) -> bytes:
             packed = {"id": number, "op": CHUNK, "offset": offset}
         case _:
             assert_never(call)
-    try:
-        return cbor2.dumps(packed)
-    except (cbor2.CBORError, ValueError) as error:
-        raise UsageError(f"a text in the request cannot be sent: {error}") from error
+    return _encoded(packed)
 
 
 def decode_call(payload: bytes, user: str = "", *, by_column: bool = False) -> Call:
@@ -362,92 +357,43 @@ def encode_request(
     Raises:
         UsageError: a text in the request cannot be encoded (half a surrogate pair).
     """
+    token, timeout_s, longest_s, read = attempt
+    packed: dict[str, Any] = {
+        "id": number,
+        "op": op,
+        "command": request.command,
+        "read": read,
+        "isolation": request.isolation,
+        "token": token.encode() if token.vector or token.clock else None,
+        "timeout": timeout_s,
+        "statements": [(one.sql, _pack_params(one.params)) for one in request.statements],
+    }
+    if prepared and op == COMMIT:
+        packed["prepared"] = prepared
+    if owner is not None:
+        packed["for"] = owner
+    if longest_s:
+        packed["longest"] = longest_s
+    if request.trace:
+        packed["traceparent"] = request.trace
+    if request.temporary:
+        packed["temporary"] = request.temporary
+    if request.digest:
+        packed["digest"] = request.digest
+    return _encoded(packed)
+
+
+def _encoded(packed: dict[str, Any]) -> bytes:
     try:
-        return _encode_request(number, op, request, attempt, prepared if op == COMMIT else b"", owner)
+        return cbor2.dumps(packed)
     except (cbor2.CBORError, ValueError) as error:
         raise UsageError(f"a text in the request cannot be sent: {error}") from error
 
 
-def _encode_request(
-    number: int, op: str, request: Request, attempt: AttemptFields, prepared: bytes, owner: str | None
-) -> bytes:
-    """Encode a request with statements as a CBOR map.
-
-    The map is built by hand, because the encoder's time grows with the number of lists and maps.
-    """
-    token, timeout_s, longest_s, read = attempt
-    count = 8 + bool(longest_s) + bool(request.trace) + bool(request.digest)
-    count += bool(prepared) + bool(request.temporary) + (owner is not None)
-    parts = [
-        _SHORTEST[_MAP | count],
-        b"\x62id",
-        _encode_head(_NUMBER, number),
-        _encode_operation(op),
-        _encode_text(request.command),
-        _encode_modes(read, request.isolation),
-        _encode_token(token.encode()) if token.vector or token.clock else _NULL,
-        b"\x67timeout",
-        _FLOAT.pack(0xFB, timeout_s),
-    ]
-    parts += (b"\x6astatements", _encode_head(_LIST, len(request.statements)))
-    sql, encoded = "", b""
-    for statement in request.statements:
-        if statement.sql is not sql:
-            sql = statement.sql
-            encoded = b"\x82" + (_encode_known(sql) if len(sql) <= KEPT_TEXT_MAX else _encode_text(sql))
-        parts += (encoded, _encode_params(statement.params))  # a list of the text and the parameters
-    if prepared:
-        parts += (b"\x68prepared", cbor2.dumps(prepared))
-    if owner is not None:
-        parts += (b"\x63for", cbor2.dumps(owner))
-    if longest_s:
-        parts += (b"\x67longest", _FLOAT.pack(0xFB, longest_s))
-    if request.trace:
-        parts += (b"\x6btraceparent", cbor2.dumps(request.trace))
-    if request.temporary:
-        parts += (b"\x69temporary", cbor2.dumps(request.temporary))
-    if request.digest:
-        parts += (b"\x66digest", cbor2.dumps(request.digest))
-    return b"".join(parts)
-
-
-@lru_cache(100)
-def _encode_operation(op: str) -> bytes:
-    """Encode an operation, and the key of the command's id that follows it."""
-    return b"\x62op" + cbor2.dumps(op) + b"\x67command"
-
-
-@lru_cache(100)
-def _encode_modes(read: str, isolation: str) -> bytes:
-    """Encode the read level and isolation of a request, and the key of its token that follows them."""
-    return b"\x64read" + cbor2.dumps(read) + b"\x69isolation" + cbor2.dumps(isolation) + b"\x65token"
-
-
-def _encode_text(text: str) -> bytes:
-    data = text.encode()
-    return _encode_head(_TEXT, len(data)) + data
-
-
-_encode_known = lru_cache(KEPT_MAX)(_encode_text)  # programs send few different texts, each of them many times
-
-
-def _encode_bytes(data: bytes) -> bytes:
-    return _encode_head(_BYTES, len(data)) + data
-
-
-_encode_token = lru_cache(100)(_encode_bytes)  # between two commits, all sessions have the same token
-
-
-def _encode_params(params: Params) -> bytes:
-    if params is None:
-        return _NULL
-    if type(params) is list:
-        return cbor2.dumps(params)
-    return cbor2.dumps(dict(params) if isinstance(params, Mapping) else list(params))
-
-
 def _pack_params(params: Params) -> Params:
-    return dict(params) if isinstance(params, Mapping) else None if params is None else list(params)
+    if params is None or type(params) is list:
+        return params
+    return dict(params) if isinstance(params, Mapping) else list(params)
 
 
 def _plain(encoder: Any, value: object) -> None:
@@ -457,75 +403,37 @@ def _plain(encoder: Any, value: object) -> None:
 
 def encode_reply(reply: Reply) -> bytes:
     """Encode a reply."""
-    match reply:
-        case Answered(number, answer):
-            return b"".join(_answer_parts(number, answer))
-        case Told(number, value):
-            packed: dict[str, Any] = {"id": number, "ok": True, "value": value}
-        case Failed(number, error):
-            packed = {"id": number, "ok": False, "error": pack_error(error)}
-        case _:
-            assert_never(reply)
+    packed: dict[str, Any]
+    if isinstance(reply, Answered):  # without ``match``, which would take longer than the encoding
+        answer = reply.answer
+        packed = {
+            "id": reply.id,
+            "ok": True,
+            "results": answer.results,
+            "token": answer.token.encode(),
+            "place": answer.place,
+            "attempts": answer.attempts,
+        }
+        if answer.more:
+            packed["more"] = True
+    elif isinstance(reply, Told):
+        packed = {"id": reply.id, "ok": True, "value": reply.value}
+    else:
+        packed = {"id": reply.id, "ok": False, "error": pack_error(reply.error)}
     return cbor2.dumps(packed, default=_plain)
 
 
 def encode_reply_parts(reply: Reply) -> tuple[bytes, ...]:
-    """Encode a reply in parts. The encoded results are a part of their own, so that long results are not copied."""
-    return _answer_parts(reply.id, reply.answer) if isinstance(reply, Answered) else (encode_reply(reply),)
+    """Encode a reply in parts; the results of an answer are a part of their own, so that no step copies long ones."""
+    if not isinstance(reply, Answered):
+        return (encode_reply(reply),)
+    results = reply.answer.results
+    before, key, after = encode_reply(replace(reply, answer=replace(reply.answer, results=b""))).partition(_NO_RESULTS)
+    return before + key[:-1] + head(_BYTES, len(results)), results, after
 
 
-def _answer_parts(number: int, answer: Answer) -> tuple[bytes, ...]:
-    """Encode an answer in parts, as a CBOR map built by hand.
-
-    The encoder would take longer for an answer than a node takes to find a row, and would copy long results several
-    times while it holds the interpreter's lock.
-    """
-    results, token, place = answer.results, answer.token.encode(), answer.place
-    if place is None and answer.attempts == 1 and not answer.more:  # the usual case: a read that was run once
-        size = len(results)
-        head = b"\xa6\x62id", _encode_head(_NUMBER, number), b"\x62ok\xf5\x67results", _encode_head(_BYTES, size)
-        return *head, results, _end_of_read(token)
-    return (
-        b"\xa7\x62id" if answer.more else b"\xa6\x62id",
-        _encode_head(_NUMBER, number),
-        b"\x62ok\xf5\x67results",
-        _encode_head(_BYTES, len(results)),
-        results,
-        b"\x65token",
-        _encode_head(_BYTES, len(token)),
-        token,
-        b"\x65place",
-        _NULL if place is None else cbor2.dumps(place),
-        b"\x68attempts",
-        _encode_head(_NUMBER, answer.attempts),
-        b"\x64more\xf5" if answer.more else b"",
-    )
-
-
-@lru_cache(100)
-def _end_of_read(token: bytes) -> bytes:
-    """Encode the end of a read's answer, after its results; cached by token, which changes only with a commit."""
-    return b"\x65token" + _encode_token(token) + b"\x65place" + _NULL + b"\x68attempts" + _encode_head(_NUMBER, 1)
-
-
-# CBOR's major types; ``_NUMBER`` is an unsigned integer.
-_NUMBER, _BYTES, _TEXT, _LIST, _MAP = 0x00, 0x40, 0x60, 0x80, 0xA0
-_NULL = b"\xf6"
-_SHORTEST = tuple(bytes((each,)) for each in range(256))
-_SHORT, _LONG, _FLOAT = Struct(">BH"), Struct(">BI"), Struct(">Bd")
-
-
-def _encode_head(kind: int, count: int) -> bytes:
-    """Return the shortest CBOR head of a value of this kind; ``count`` is its length, or the number itself."""
-    if count < 24:
-        return _SHORTEST[kind | count]
-    if count < 1 << 8:
-        return bytes((kind | 24, count))
-    if count < 1 << 16:
-        return _SHORT.pack(kind | 25, count)
-    if count < 1 << 32:
-        return _LONG.pack(kind | 26, count)
-    return bytes((kind | 27,)) + count.to_bytes(8)
+_BYTES = 0x40  # the kind of a byte string in CBOR
+_NO_RESULTS = cbor2.dumps("results") + cbor2.dumps(b"")
 
 
 def decode_reply(payload: bytes) -> Reply:

@@ -596,7 +596,8 @@ class ClientCore:
         match what:
             case Request() if what.change is not None:
                 token, timeout_s, longest_s, read = self._attempt(call, what, now)
-                return wire.encode_call(wire.Execute(number, what.attempt(token, timeout_s, longest_s, read)))
+                made = replace(what, token=token, timeout_s=timeout_s, longest_s=longest_s, read=read)
+                return wire.encode_call(wire.Execute(number, made))
             case Request():
                 return wire.encode_request(number, wire.EXECUTE, what, self._attempt(call, what, now))
             case wire.Step():

@@ -144,6 +144,20 @@ async def test_schema_transaction_replays_earlier_statements(desk: Desk, tmp_pat
     assert rebuild([desk.node.path], tmp_path / "made.sqlite").digest == digest(desk.node.path)
 
 
+async def test_statement_from_before_the_schema_change_keeps_its_calls_of_time(desk: Desk) -> None:
+    """The client may have read the time of its first run, which the private copy cannot repeat."""
+    work = TransactionWork(serializable=True)
+    await desk.run(work, "INSERT INTO t(v) VALUES (datetime('now'))")
+    with pytest.raises(UnsupportedError, match="or change the schema first"):
+        await desk.run(work, "CREATE TABLE later(x)")
+    work = TransactionWork(serializable=True)
+    for sql in ("CREATE TABLE later(x, at DEFAULT CURRENT_TIMESTAMP)", "INSERT INTO later(x) SELECT v FROM t"):
+        await desk.run(work, sql)
+    assert (await desk.run(work, "SELECT count(at) FROM later")).rows == [(2,)]
+    assert await desk.commit(work) == ""
+    assert desk.node.rows("SELECT count(at), count(DISTINCT at) FROM later") == [(2, 1)]
+
+
 async def test_schema_change_follows_a_statement_that_was_explained(desk: Desk) -> None:
     """The program names pages and the counter of schema changes, which the private copy has in other numbers."""
     for name in ("first", "second"):

@@ -175,10 +175,14 @@ def test_change_that_orphans_a_row_fails(shop: TestNode) -> None:
 @pytest.mark.parametrize(
     "sql",
     [
-        "INSERT INTO item(name) VALUES (random())",
-        "INSERT INTO migration(app) VALUES (datetime('now'))",
-        "SELECT CURRENT_TIMESTAMP",
-        "INSERT INTO stamped(id) VALUES (1)",
+        "UPDATE item SET name = random()",
+        "INSERT INTO item(name) SELECT random() FROM item",
+        "INSERT INTO item(name) VALUES ((SELECT max(random()) FROM item))",
+        "INSERT INTO item(name) VALUES (hex(randomblob(1000000000)))",
+        "INSERT INTO lot(id) SELECT id FROM item",
+        "UPDATE item SET name = date(name)",
+        "UPDATE item SET name = datetime('n' || substr(name, 1, 0) || 'ow')",
+        "SELECT last_insert_rowid(), datetime('now')",
         "INSERT INTO traced VALUES (1)",
         "SELECT changes()",
         "SELECT cluster_clock()",
@@ -194,6 +198,7 @@ def test_change_that_orphans_a_row_fails(shop: TestNode) -> None:
 )
 def test_nondeterministic_statements_of_a_schema_change_are_refused(shop: TestNode, sql: str) -> None:
     shop.run("CREATE TABLE stamped(id, at DEFAULT CURRENT_TIMESTAMP)")
+    shop.run("CREATE TABLE lot(id, code DEFAULT (hex(randomblob(4))))")
     shop.run("CREATE TABLE traced(id)")
     shop.run("CREATE TRIGGER trace AFTER INSERT ON traced BEGIN UPDATE item SET name = random(); END")
     with pytest.raises(UnsupportedError) as caught:

@@ -46,9 +46,8 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
     "any other PRAGMA": [
         (f"PRAGMA {text}", UnsupportedError) for text in ("query_only = 1", "writable_schema = 1", "trusted_schema = 0")
     ],
-    "`random()`, the time of day, `CURRENT_TIMESTAMP`": [
-        ("CREATE TABLE u(x); INSERT INTO u VALUES (random())", UnsupportedError),
-        ("CREATE TABLE u(x); INSERT INTO u VALUES (CURRENT_TIMESTAMP)", UnsupportedError),
+    "the time of day or a random value": [
+        ("CREATE TABLE u(x); INSERT INTO u SELECT date(name) FROM t", UnsupportedError),
         ("CREATE TABLE u AS SELECT random() AS x", UnsupportedError),
         ("CREATE TABLE u AS SELECT * FROM sqlite_schema", UnsupportedError),
     ],
@@ -120,6 +119,10 @@ AS_IN_SQLITE: dict[str, list[str]] = {
     ],
     "`PRAGMA case_sensitive_like`": ["PRAGMA recursive_triggers", "PRAGMA case_sensitive_like = OFF"],
     "PRAGMAs that read": ["PRAGMA table_info(t)", "PRAGMA foreign_key_check", "PRAGMA user_version"],
+    "the time of day or a random value": [
+        "CREATE TABLE u(x, at DEFAULT CURRENT_TIMESTAMP); INSERT INTO u(x) SELECT datetime('now') FROM t",
+        "CREATE TABLE v(x, y); INSERT INTO v VALUES (random(), randomblob(16)), (unixepoch(), CURRENT_TIME)",
+    ],
     "`random()`": ["INSERT INTO t(name, n) VALUES (random(), randomblob(9)), (datetime('now'), CURRENT_TIMESTAMP)"],
     "`CREATE VIRTUAL TABLE … USING fts5`": [
         "CREATE VIRTUAL TABLE u USING fts5(name, content='t', content_rowid='id')",

@@ -6,8 +6,8 @@ statement that draws a random number, reads the time of day or a node's own data
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.compiled import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled
+from bedrockish.engine.statements.constant_calls import DATES, with_values
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.engine.statements.rowid_allocator import error_of_used_up
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnavailableError, UnsupportedError, UsageError
@@ -57,7 +58,6 @@ from bedrockish_journal.storage.schema_steps import (
 )
 from bedrockish_journal.storage.table_layout import quote, value_as_sql
 
-_DATES = frozenset({"date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff"})
 _DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC, as PRAGMA function_list shows it
 _ROLLBACK, _FAIL = 1, 3  # conflict clauses, by their numbers in bytecode
 _DATA = (  # names that are counted as the catalogue, although their content is data
@@ -158,7 +158,7 @@ class Mixed:
                 raise _not_alike(piece.sql, why)
             text = self._bound(piece, params, told) if again and piece.kind == WRITE else literal(piece.sql, params)
             with self._altering(text):
-                result, size = self._run_statement(piece, text, room - taken)
+                result, size = self._run_statement(piece, text, room - taken, again=again)
             results.append(result)
             taken += size
         if not results:
@@ -225,12 +225,13 @@ class Mixed:
 
     # -- one statement ---------------------------------------------------------------------------------------------
 
-    def _run_statement(self, piece: Compiled, text: str, room: int) -> tuple[Result, int]:
+    def _run_statement(self, piece: Compiled, text: str, room: int, *, again: bool) -> tuple[Result, int]:
         db = self._db
         self._check_room(text)
         allowed = None
         if (piece.kind != SCHEMA or piece.fills) and first_word(text) != "EXPLAIN":
-            allowed = self._check_stable(text)
+            text, allowed = self._made_stable(text, again=again)
+            self._check_room(text)
         db.set_last_insert_rowid(0)
         try:
             rows, size, changed, rowid = self._watched(replace(piece, sql=text, auto=None), room, allowed)
@@ -380,22 +381,46 @@ class Mixed:
             return next((way for name, way in _DATA if _names(piece.sql, name)), "")
         return ""
 
-    def _check_stable(self, text: str) -> Lengths:
-        """Refuse nondeterministic functions, and the conflict clauses ROLLBACK and FAIL; return the bounds of lengths.
+    def _made_stable(self, text: str, *, again: bool) -> tuple[str, Lengths]:
+        """Return a statement with the values of its calls of functions of time and chance, and the bounds of lengths.
 
-        SQLite's bytecode shows these functions, also in triggers, defaults and views, and the lengths of values.
+        SQLite's bytecode shows these functions, also in triggers, defaults and views, and the lengths of values. A
+        statement that runs ``again`` keeps its calls: the client has the values of its first run.
+
+        Raises:
+            UnsupportedError: calls are left that could have other results elsewhere, or there is a conflict clause
+                ROLLBACK or FAIL.
         """
         program = self._explained(text)
-        for _, opcode, first, second, _, fourth, *_ in program:
-            if opcode in ("Halt", "HaltIfNull") and first and second in (_ROLLBACK, _FAIL):
-                raise _not_alike(text, "the conflict clauses ROLLBACK and FAIL leave parts of it: use ABORT")
-            if opcode != "Function" and not str(opcode).startswith("Agg"):
-                continue
-            name = str(fourth).rpartition("(")[0].lower()
-            if name in self._unstable:
-                where = f"{name}(), in the statement, a trigger or a default, returns another value at each"
-                raise _not_alike(text, f"{where}: send the value as a parameter, or use two transactions")
-        return replace(lengths([[Op(*row[:7]) for row in program]]), is_brief=False)
+        if self._unstable_in(program) and not again:
+            made = with_values(text, self._computed, self._defaults)
+            with suppress(SqlError):  # SQLite refuses a value where a name must stand
+                program, text = self._explained(made), made
+        for name in self._unstable_in(program):
+            where = f"{name}(), in the statement, a trigger or a default, returns another value at each"
+            way = "change the schema first" if again else "use two transactions"
+            raise _not_alike(text, f"{where}: send the value as a parameter, or {way}")
+        if any(row[1] in ("Halt", "HaltIfNull") and row[2] and row[3] in (_ROLLBACK, _FAIL) for row in program):
+            raise _not_alike(text, "the conflict clauses ROLLBACK and FAIL leave parts of it: use ABORT")
+        return text, replace(lengths([[Op(*row[:7]) for row in program]]), is_brief=False)
+
+    def _unstable_in(self, program: list[Any]) -> list[str]:
+        """Return the names of the nondeterministic functions that some instructions call."""
+        calls = (row for row in program if row[1] == "Function" or str(row[1]).startswith("Agg"))
+        names = (str(row[5]).rpartition("(")[0].lower() for row in calls)
+        return [name for name in names if name in self._unstable]
+
+    def _computed(self, expressions: Sequence[str]) -> Sequence[Any]:
+        """Return the values of expressions without columns, all at one moment."""
+        text = f"SELECT {', '.join(expressions)}"
+        piece, _ = self._executor.texts.compiled(text, self._user)
+        rows, _ = self._executor.run_piece(piece, (), self._limits.result_bytes)
+        return rows[0]
+
+    def _defaults(self, table: str) -> dict[str, str]:
+        """Return the defaults of a table's columns, as SQL, by the column's name."""
+        asked = "SELECT name, dflt_value FROM pragma_table_xinfo(?, 'main') WHERE dflt_value IS NOT NULL AND NOT hidden"
+        return dict(self._db.execute(asked, (table,)))
 
     def _violations(self) -> Counter[Any]:
         try:
@@ -500,4 +525,4 @@ def _names(sql: str, name: str) -> bool:
 def _unstable_functions(db: apsw.Connection) -> frozenset[str]:
     """Return the names of the functions that are not registered as deterministic."""
     listed = db.execute("SELECT lower(name), type = 's' OR NOT builtin, flags FROM pragma_function_list")
-    return _DATES | {str(name) for name, counts, flags in listed if counts and not int(flags) & _DETERMINISTIC}
+    return DATES | {str(name) for name, counts, flags in listed if counts and not int(flags) & _DETERMINISTIC}

@@ -62,6 +62,22 @@ def _find(insert: Insert, tables: Mapping[str, CapturedTable]) -> CapturedTable 
     return next((table for name, table in tables.items() if name.lower() == wanted), None)
 
 
+def materialized(parser: InsertParser, insert: Insert, names: str, chosen: str) -> list[Cut]:
+    """Return the cuts after which an INSERT collects its rows first.
+
+    Args:
+        names: the names of the columns of these rows in parentheses, or an empty text.
+        chosen: the expressions to insert for each of these rows.
+    """
+    # Without a WHERE before it, SQLite would take ON CONFLICT for the ON of a join.
+    where = " WHERE true" if parser.on_conflict(insert.end) else ""
+    begin, end = parser.tokens[insert.first].start, parser.tokens[insert.end - 1].end
+    return [
+        (begin, begin, f"WITH {ROWS}{names} AS MATERIALIZED ("),
+        (end, end, f") SELECT {chosen} FROM {ROWS}{where} "),
+    ]
+
+
 class _Splicer:
     """Puts calls of ``bedrockish_id`` into one INSERT."""
 
@@ -208,11 +224,7 @@ class _Splicer:
     # -- splicing --------------------------------------------------------------------------------------------------
 
     def _materialize(self, names: str, chosen: str) -> None:
-        insert = self._insert
-        # Without a WHERE before it, SQLite would take ON CONFLICT for the ON of a join.
-        where = " WHERE true" if self._parser.on_conflict(insert.end) else ""
-        self._insert_before(insert.first, f"WITH {ROWS}{names} AS MATERIALIZED (")
-        self._insert_after(insert.end - 1, f") SELECT {chosen} FROM {ROWS}{where} ")
+        self._cuts += materialized(self._parser, self._insert, names, chosen)
 
     def _enclose(self, first: int, end: int) -> None:
         self._insert_before(first, self._open)

@@ -1,0 +1,106 @@
+"""Calls of functions of time and chance in schema transactions are recorded as the values that the leader computed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bedrockish.engine.statements.constant_calls import with_values
+from bedrockish_journal.model.changes import decode_statements
+from tests.engine.nodes import TestNode
+from tests.engine.test_mixed import force, same_in_replays
+from tests.engine.test_versions import decide
+
+DEFAULTS = {"plain": "'date'", "at": "CURRENT_TIMESTAMP", "it's": "(1 + unixepoch('now'))", "code": "(random())"}
+
+
+def numbered(sql: str, *without: str) -> str:
+    """Return the statement with the number of each computed expression, in order, as its value."""
+    count = 0
+
+    def compute(texts: Sequence[str]) -> Sequence[int]:
+        nonlocal count
+        count += len(texts)
+        return range(count - len(texts) + 1, count + 1)
+
+    return with_values(sql, compute, lambda _table: {k: v for k, v in DEFAULTS.items() if k not in without})
+
+
+@pytest.mark.parametrize(
+    ("sql", "made"),
+    [
+        ("SELECT datetime('now'), CURRENT_DATE", "SELECT (1), (2)"),
+        ("SELECT date('now'), date('now')", "SELECT (1), (1)"),
+        ("UPDATE t SET a = unixepoch ( ), b = Date('now', '-' || 1 || ' day')", "UPDATE t SET a = (1), b = (2)"),
+        ("SELECT strftime('%s', datetime('now', NULL)) + 1", "SELECT (1) + 1"),
+        ("SELECT datetime(a, strftime('%s'))", "SELECT datetime(a, (1))"),
+        ("SELECT date(:a), time(a), datetime((SELECT 'now'))", "SELECT date(:a), time(a), datetime((SELECT 'now'))"),
+        ("SELECT t.current_time, 1 AS current_date, \"date\"('now'), 'date()', date", None),
+        ("SELECT random() FROM t -- date()", None),
+        ("INSERT INTO t VALUES (random(), randomblob(8)), (random(), 1)", "INSERT INTO t VALUES ((1), (2)), ((3), 1)"),
+        ("INSERT INTO t VALUES ((SELECT random())), (random())", "INSERT INTO t VALUES ((SELECT random())), ((1))"),
+        ("INSERT INTO t VALUES (randomblob(1000000), randomblob(:n))", None),
+        ("INSERT INTO t SELECT random()", None),
+        ("SELECT date(", None),
+        ("SELECT 1; SELECT date()", None),
+    ],
+)
+def test_calls_with_literal_arguments_become_values(sql: str, made: str | None) -> None:
+    assert numbered(sql) == (made or sql)
+
+
+@pytest.mark.parametrize(
+    ("sql", "made"),
+    [
+        ("INSERT INTO t(a) VALUES (7), (8)", """INSERT INTO t(a, "at", "it's") VALUES (7, (1), (2)), (8, (1), (2))"""),
+        (
+            "INSERT INTO t(AT, a) VALUES (7, 8) RETURNING a",
+            """INSERT INTO t(AT, a, "it's") VALUES (7, 8, (1)) RETURNING a""",
+        ),
+        ("INSERT INTO t DEFAULT VALUES", """INSERT INTO t ("at", "it's") VALUES ((1), (2))"""),
+        (
+            "INSERT INTO t(a) SELECT b FROM u ON CONFLICT DO NOTHING",
+            'INSERT INTO t(a, "at", "it\'s") WITH bedrockish_rows AS MATERIALIZED (SELECT b FROM u) '
+            "SELECT *, (1), (2) FROM bedrockish_rows WHERE true  ON CONFLICT DO NOTHING",
+        ),
+        ("INSERT INTO t VALUES (1, 2, 3, 4)", None),
+        ('INSERT INTO t("At", [it\'s]) VALUES (1, 2)', None),
+    ],
+)
+def test_insert_names_the_columns_whose_defaults_depend_on_the_time(sql: str, made: str | None) -> None:
+    assert numbered(sql, "code") == (made or sql)
+
+
+def test_random_default_is_drawn_for_each_row_of_values_and_not_for_a_select() -> None:
+    made = numbered("INSERT INTO t(a) VALUES (7), (8)", "at", "it's")
+    assert made == 'INSERT INTO t(a, "code") VALUES (7, (1)), (8, (2))'
+    assert numbered("INSERT INTO t(a) SELECT b FROM u") == "INSERT INTO t(a) SELECT b FROM u"
+
+
+MIGRATION = (
+    "CREATE TABLE made(id INTEGER PRIMARY KEY, name, at TEXT DEFAULT CURRENT_TIMESTAMP, code DEFAULT (random()))",
+    "CREATE INDEX by_day ON made(date(at))",
+    "INSERT INTO made(id, name, code) SELECT id, name, 0 FROM item ORDER BY id ON CONFLICT DO NOTHING",
+    "INSERT INTO made(id, name) VALUES (8, hex(randomblob(4))), (9, 'x')",
+    "UPDATE item SET name = strftime('%Y', 'now', 'localtime')",
+    "DROP TABLE item",
+    "ALTER TABLE made RENAME TO item",
+    "SELECT CURRENT_TIME, datetime('now')",
+)
+
+
+def test_every_node_writes_the_times_and_random_values_of_the_leader(node: TestNode, tmp_path: Path) -> None:
+    node.run("CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT)")
+    node.run("INSERT INTO item VALUES (1, 'a'), (2, 'b')")
+    entry = decide(node, *MIGRATION)
+    node.run("INSERT INTO item VALUES (3, 'c')")
+    assert not force(node, entry)
+    texts = decode_statements(entry.transaction.changes)
+    assert not any(word in text.lower() for text in texts[2:] for word in ("current_", "'now'", "random"))
+    [(rows, times, codes, old)] = node.run(
+        "SELECT count(*), count(DISTINCT at), count(DISTINCT code), "
+        "sum(abs(strftime('%s', 'now') - strftime('%s', at)) > 600) FROM item"
+    )[-1].rows
+    assert (rows, codes, old) == (5, 3, 0)
+    assert times <= 2
+    same_in_replays(node, tmp_path)

@@ -24,7 +24,6 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.cursor import compile_read
-from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError, OneByOneError
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.governor import STEPS
@@ -174,6 +173,8 @@ class Workspace:
         try:
             return executor.execute(request, base, version, at_once=at_once)
         except MixesError:
+            from bedrockish.engine.execution.ddl_execution import execute_mixed  # programs never load it
+
             return execute_mixed(executor, request, base, version)
 
     def seconds_to_index(self, steps: Sequence[SchemaStep]) -> float:

@@ -217,7 +217,6 @@ def _absolute(config: Path) -> Path:
 
 
 def _free_address() -> str:
-    """Return an address of this machine with a free port."""
     for family, host, text in ((socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "[::1]")):
         with suppress(OSError), socket.socket(family) as one:
             one.bind((host, 0))
@@ -226,7 +225,6 @@ def _free_address() -> str:
 
 
 def _database(config: Path) -> Path:
-    """Return the path of the file that a configuration names."""
     advice = "give the path of a node's configuration, which 'bedrockish init' makes, or none for a temporary node"
     check_path(str(config), "the node's configuration")
     try:

@@ -93,7 +93,6 @@ class Draw:
     _strict = _http = _read
 
     def _mix(self) -> Statements:
-        """Return a SELECT, or now and then an UPDATE."""
         return self._update() if self._luck.random() < WRITES_OF_MIX else self._read()
 
 
@@ -289,7 +288,6 @@ async def measure_all(
 
 
 def render(measured: Sequence[Measured], seconds: float) -> Table:
-    """Return the results as a table."""
     about = f"{platform.machine()}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version} (plain)"
     table = Table(title=f"nodes on this machine beside plain SQLite, {seconds:g} s each", caption=about)
     for head in (
@@ -340,7 +338,6 @@ def read_numbers(_context: click.Context, parameter: click.Parameter, text: str)
 
 
 def seconds_option(default: float = 3.0) -> Callable[[Any], Any]:
-    """Return the option ``--seconds``."""
     text = "The time of each measurement."
     return click.option("--seconds", type=click.FloatRange(0.5, 600), default=default, show_default=True, help=text)
 

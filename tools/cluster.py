@@ -161,12 +161,10 @@ class LocalNode:
 
     @property
     def database(self) -> Path:
-        """The path of the SQLite file."""
         return self.directory / f"{self.name}.sqlite"
 
     @property
     def config(self) -> Path:
-        """The path of the configuration file."""
         return self.directory / f"{self.name}.toml"
 
     @property
@@ -216,7 +214,6 @@ class LocalNode:
         return processor_s(self.process.pid)
 
     def last_words(self) -> str:
-        """Return the last lines of the log."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join(lines[-8:])
 

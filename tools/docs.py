@@ -107,7 +107,6 @@ def cli_page() -> str:
 
 
 def trace(name: str) -> list[str]:
-    """Return a trace as a block of text."""
     path = ROOT / "tests" / "traces" / f"{name}.txt"
     return ["```text", *path.read_text().rstrip("\n").splitlines(), "```"]
 
@@ -130,7 +129,6 @@ def reasons() -> list[str]:
 
 
 def quorums() -> list[str]:
-    """Return the table of the quorums."""
     each = [(n, (n - 1) // 2, majority(n), approvals_needed(n)) for n in range(1, 10)]
     rows = [f"| {' | '.join(map(str, numbers))} |" for numbers in each]
     return ["| voters | may be gone | majority | approvals needed |", "| --- | --- | --- | --- |", *rows]
@@ -161,7 +159,6 @@ def laws() -> list[str]:
 
 
 def filled(page: str, parts: Mapping[str, Callable[[], list[str]]]) -> str:
-    """Return a page of docs/ with new text between its markers."""
     text = (ROOT / "docs" / page).read_text()
 
     def fill(found: re.Match[str]) -> str:
@@ -176,7 +173,6 @@ def filled(page: str, parts: Mapping[str, Callable[[], list[str]]]) -> str:
 
 
 def troubles_page() -> str:
-    """Return docs/troubles.md: the table of troubles."""
     lines = [
         "# Troubles",
         "",
@@ -245,7 +241,6 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 
 def render(page: str) -> str:
-    """Return the text of a generated page."""
     return GENERATED[page]()
 
 

@@ -64,7 +64,6 @@ def in_force(taken: Fault) -> Iterator[None]:
 
 
 def _made(function: FunctionType, source: str) -> FunctionType:
-    """Return a function compiled from another source."""
     found: dict[str, FunctionType] = {}
     name = function.__name__
     exec(compile(source, f"<fault in {name}>", "exec"), function.__globals__, found)

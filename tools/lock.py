@@ -48,7 +48,6 @@ def markers(requirements: list[str]) -> dict[str, str]:
 
 
 def locked() -> list[str]:
-    """Return the pins that the lock has now."""
     return [line for line in LOCK.read_text().splitlines() if "==" in line]
 
 

@@ -24,8 +24,6 @@ CONTROL_S = 10.0  # the run without the fault may take this many seconds more th
 
 @dataclass(frozen=True)
 class Catch:
-    """The result of the hunt for one fault."""
-
     by: str
     where: str  # the scope, or the world's seed; the number of worlds if all of them held
     law: str  # the broken law, or an empty text
@@ -52,7 +50,6 @@ class Hunter:
         return self.in_scope(fault, fault.scope) if fault.scope else self.in_worlds(fault)
 
     def in_scope(self, fault: Fault, scope: str) -> Catch:
-        """Look for a fault in a scope of the model check."""
         began = time.process_time()
         with in_force(fault):
             report, way = search(ALL[scope], self.seconds)

@@ -225,7 +225,6 @@ BRIEF = Lengths(LOOP_BYTES, is_brief=True, has_calls=False)
 
 
 def _size(value: object) -> int:
-    """Return the number of bytes of a text or a blob; 0 for any other value."""
     if isinstance(value, str):
         return len(value) if len(value) > PATTERN or value.isascii() else len(value.encode(errors="replace"))
     return len(value) if isinstance(value, bytes) else 0

@@ -34,7 +34,6 @@ class Growing:
         self._since: list[tuple[set[bytes], set[Range]]] = []
 
     def __len__(self) -> int:
-        """Return the number of keys and ranges."""
         points = len(self._reads) + len(self._probes) + len(self._writes)
         return points + len(self._read_ranges) + len(self._probe_ranges) + len(self._write_ranges)
 

@@ -133,7 +133,6 @@ async def _make(url: str, last: Anchor | None) -> tuple[Anchor, dict[str, str]]:
 
 
 def _statement(facts: Mapping[str, Any], last: Anchor | None) -> AnchorStatement:
-    """Return the statement to be confirmed, from one node's facts."""
     try:
         said = AnchorStatement(
             cluster=facts["cluster"],

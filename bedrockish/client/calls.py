@@ -23,7 +23,6 @@ class Calls:
         return self._is_closed
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
-        """Make a call, and wait for its answer."""
         return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:

@@ -36,7 +36,6 @@ class ClientCredentials:
     password_file: str | None = None
 
     def _login(self) -> dict[str, Any]:
-        """Return the login fields of HELLO."""
         if self.user is None:
             return {}
         password = self.password if self.password is not None else _read_password(self.password_file or "")

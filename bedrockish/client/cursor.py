@@ -142,7 +142,6 @@ class RowStream:
 
 
 def _lost(error: BedrockishError, rows: int) -> BedrockishError:
-    """Return the error for a result that ended after ``rows`` rows."""
     details = {**error.details, "rows": rows, "reason": error.code}
     if isinstance(error, UnavailableError) or not isinstance(error, UsageError):
         return ResultLostError(

@@ -45,7 +45,6 @@ class Driver(Calls):
         return trio.current_time()
 
     def _begin(self, what: What, timeout_s: float) -> int:
-        """Begin a call and return its number, for ``_wait`` or ``_cancel``."""
         if self._is_closed:
             raise ClientClosedError("this client is closed; open another")
         if self._process != os.getpid():

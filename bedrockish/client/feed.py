@@ -152,7 +152,6 @@ class Changes:
         return self
 
     async def __anext__(self) -> Committed:
-        """Return the next transaction, waiting for it if ``follow`` is set."""
         while (transaction := await self.poll()) is None:
             if not self._follow:
                 raise StopAsyncIteration

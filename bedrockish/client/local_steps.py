@@ -155,7 +155,6 @@ class LocalSteps:
         return None
 
     def _is_at_file_node(self) -> bool:
-        """Return whether the session's calls go to the node of the file."""
         address = self._session._core.address
         return address is not None and address.host == self._socket
 
@@ -465,7 +464,6 @@ class LocalSteps:
 
 
 def _too_long(why: NodeNeededError) -> UnsupportedError:
-    """Return the error of a statement that needs the node, in a transaction that is too long to move there."""
     return UnsupportedError(
         f"the statement needs the node ({why.message}), and the transaction is too long to move there, so the "
         "statement did not run; run it earlier in the transaction, or in another transaction"

@@ -111,7 +111,6 @@ class Pool:
         return client.token
 
     async def _alive(self) -> PooledSession | None:
-        """Return an idle session that answers, or None."""
         while self._free:
             kept = self._free.pop()
             if trio.current_time() - kept.idle_since < IDLE_S:
@@ -254,7 +253,6 @@ class ConnectionPool:
             raise ClientClosedError("this pool is closed; open another")
 
     def _alive(self) -> SocketClient | None:
-        """Return an idle client that answers, or None."""
         while True:
             with self._lock:
                 if not self._free:

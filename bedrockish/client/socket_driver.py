@@ -126,7 +126,6 @@ class SocketDriver(Calls):
         return monotonic()
 
     def _begin(self, what: What, timeout_s: float) -> int:
-        """Begin a call and return its number, for ``_wait`` or ``_cancel``."""
         notice_fork()
         with self._lock, self._reset_if_interrupted:
             if self._is_closed:
@@ -298,7 +297,6 @@ class SocketDriver(Calls):
                 self._polled[number] = link.fileno(), wanted
 
     def _drop(self, number: int) -> None:
-        """Close a link."""
         link = self._links.pop(number, None)
         file, _ = self._polled.pop(number, (-1, 0))
         if file >= 0:

@@ -37,7 +37,6 @@ class DeadlineTimer:
         return math.inf if at is None else at
 
     def _deadline(self) -> float:
-        """Return the time of the next call, by the clock of trio."""
         return trio.current_time() + max(0.0, self._at - self._now())
 
     async def run(self) -> None:

@@ -99,8 +99,6 @@ class _Lines(logging.Formatter):
 
 
 class _JsonLines(_Lines):
-    """Formats each line as a JSON object."""
-
     def format(self, record: logging.LogRecord) -> str:
         fields = {
             "time": self.formatTime(record),

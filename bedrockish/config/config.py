@@ -316,7 +316,6 @@ def _plugins(given: _Given) -> tuple[str, ...]:
 
 
 def _scalar(given: _Given, of: "dataclasses.Field[Any]") -> Any:
-    """Read the value of a key."""
     value, default = given.value, of.default
     if isinstance(default, bool):
         if given.is_text and isinstance(value, str) and value.lower() in ("true", "false", "1", "0", "yes", "no"):

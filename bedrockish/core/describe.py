@@ -218,7 +218,6 @@ class Printer:
                 return self._fields(effect)
 
     def _fields(self, said: on.Event | do.Effect) -> str:
-        """Return the kind of an event or effect, in words, and its fields."""
         kind = re.sub(r"(?<=.)([A-Z])", r" \1", type(said).__name__).lower()
         return ", ".join([kind, *(f"{one.name} {self._value(getattr(said, one.name))}" for one in fields(said))])
 

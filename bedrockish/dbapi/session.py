@@ -444,7 +444,6 @@ class Session:
         return rows
 
     def _inside(self, statements: list[Statement]) -> list[Rows]:
-        """Run statements in the open transaction, or in a new one; return their results."""
         fresh = self._open is None
         for tries in range(FIRST_TRIES):
             opened = self._open or self._begin(implicit=True)

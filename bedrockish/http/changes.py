@@ -177,7 +177,6 @@ class _Reader:
             memory.hold(self, -memory.held(self))  # ``lines`` counts the page from here on
 
     async def _streamed(self, question: tuple[str, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return all rows of a stream, and count their memory."""
         streams, memory = self._node.transactions.streams, self._node.engine.memory
         stream = await streams.open(self._owner, self._command(question))
         rows: list[tuple[Any, ...]] = []

@@ -131,7 +131,6 @@ class HttpConnection:
     # -- replies ---------------------------------------------------------------------------------------------------
 
     async def _write(self, reply: HttpReply) -> None:
-        """Write the reply to the request that is being answered."""
         if self._is_answered:
             raise CallerGoneError("in the middle of a reply")
         request, body = self._request, reply.body

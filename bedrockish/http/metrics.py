@@ -117,7 +117,6 @@ class _Numbers(Collector):
 def _each(
     kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
 ) -> Metric:
-    """Return a metric that has a value for each value of its label."""
     metric = kind(f"bedrockish_{name}", text, labels=[label])
     for one, value in sorted(values.items()):
         metric.add_metric([one], value)

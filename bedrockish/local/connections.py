@@ -176,7 +176,6 @@ def _path_in(text: str) -> str:
 
 
 def _check_alone(database: str, place: tuple[int, int]) -> None:
-    """Check that no other SQLite library of this process has the file open."""
     try:
         numbers = os.listdir("/proc/self/fd")
     except OSError:

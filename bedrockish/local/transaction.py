@@ -87,7 +87,6 @@ class LocalTransaction:
         self._open(work, moment)
 
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
-        """Open the overlay on the workspace's snapshot."""
         self._work, self._running = work, OverlayTransaction(self._file_workspace.workspace, work)
         self._running.may_read_system = self.request.read != STRICT  # strict reads of system tables run at the node
         self._running.start(is_small=True)

@@ -156,7 +156,6 @@ class Executions:
         return self._node.engine.only_writes(request.texts) and not self._takes_long(request)
 
     def _takes_long(self, request: Request) -> bool:
-        """Return whether a request usually takes long, or has a long text."""
         return self._node.workers.expects(*request.texts)
 
     def _others(self, first: Waiter, group: tuple[int, ...]) -> list[Waiter]:

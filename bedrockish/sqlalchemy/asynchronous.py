@@ -19,7 +19,6 @@ _await: Callable[[Any], Any] = getattr(concurrency, "await_", None) or concurren
 
 
 def _in_thread(call: Callable[..., Any], *args: Any) -> Any:
-    """Make a call in a thread, and await it."""
     return _await(asyncio.to_thread(call, *args))
 
 

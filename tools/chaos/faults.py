@@ -93,7 +93,6 @@ class Faults:
             self._killed.discard(node.name)
 
     def _record_death(self, node: LocalNode) -> None:
-        """Record a node that has ended by itself."""
         if node.is_running or node.name in self._killed:
             return
         assert node.process is not None

@@ -26,8 +26,6 @@ DARK_S = 0.05  # pause between two checks whether the power is back, in seconds
 
 
 class Conversation:
-    """An open transaction of a program."""
-
     def __init__(self, program: "Program", command: str) -> None:
         self._program, self.command = program, command
 
@@ -142,14 +140,12 @@ class Program(ProgramProcess):
         return value
 
     async def transact(self, statements: list[Any], *, read: str, timeout: float, command: str) -> list[Rows]:  # noqa: ASYNC109
-        """Run statements as one transaction."""
         found: list[Rows] = await self.ask(
             "transact", statements, read=read, timeout=timeout, command=command, doubt=True
         )
         return found
 
     async def begin(self, *, read: str, timeout: float) -> Conversation:  # noqa: ASYNC109
-        """Begin a transaction."""
         return Conversation(self, await self.ask("begin", read=read, timeout=timeout))
 
     async def settle(self, command: str, *, timeout: float) -> bool:  # noqa: ASYNC109
@@ -157,7 +153,6 @@ class Program(ProgramProcess):
         return bool(await self.ask("settle", command, timeout=timeout, doubt=True))
 
     def end(self) -> None:
-        """End the process."""
         self.send(signal.SIGKILL)
         if self._process is not None:
             for stream in (self._process.stdin, self._process.stdout):
@@ -179,8 +174,6 @@ def _exchange(process: "subprocess.Popen[bytes]", call: tuple[str, tuple[Any, ..
 
 
 class _Calls:
-    """Makes the calls inside the program's process."""
-
     def __init__(self) -> None:
         self.db: Connection | None = None
         self._transaction: BlockingTransaction | None = None

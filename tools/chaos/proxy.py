@@ -176,7 +176,6 @@ class Network:
         return [line for (a, b), line in self.lines.items() if (a in left and b in right) or (a in right and b in left)]
 
     def from_node(self, name: str) -> list[Line]:
-        """Return the lines on which a node sends."""
         return [line for (a, _), line in self.lines.items() if a == name]
 
     def apart(self, *groups: Iterable[str]) -> list[Line]:

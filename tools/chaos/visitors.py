@@ -134,8 +134,6 @@ class Visitors(ProgramProcess):
 
 @dataclass
 class Events:
-    """The records of visits."""
-
     counts: Counter[str] = field(default_factory=Counter)  # the visits by kind, and the errors by code
     # Visitor and number of each counted visit that may have happened, and of those whose COMMIT was answered.
     sent: set[tuple[str, int]] = field(default_factory=set)
@@ -195,8 +193,6 @@ def judge(events: Events, visits: list[tuple[str, int]], totals: dict[str, int])
 
 
 class _Visitor:
-    """Makes the visits of one thread."""
-
     def __init__(self, name: str, file: str, urls: list[str], record: IO[str], luck: random.Random) -> None:
         self._name, self._file, self._record, self._luck = name, file, record, luck
         self._urls = [url for url in urls if not url.isdigit()]
@@ -279,7 +275,6 @@ class _Visitor:
                 self._count_by(lambda visit: db.transact([(COUNT[0], visit), (COUNT[1], visit[:1])]))
 
     def _count_by(self, send: Callable[[list[Any]], object]) -> None:
-        """Count one visit, and record its outcome."""
         self._number += 1
         visit = [self._name, self._number]
         self._write("sent", *visit)
@@ -459,7 +454,6 @@ class _Visitor:
             raise unwrap(error) from None
 
     def _strict(self) -> None:
-        """Read the sum of all pairs strictly."""
         with self._connection() as db:
             if (found := db.execute(SUM, read="strict").value()) != 0:
                 raise WrongReadError(f"pairs with the sum {found}")

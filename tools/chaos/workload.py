@@ -95,8 +95,6 @@ class Keys:
 
 @dataclass
 class Workload:
-    """The clients, and the record of their operations."""
-
     cluster: ProxiedCluster  # the cluster
     seed: int  # the seed of all choices of the clients; the results also depend on timing
     clients: int = 3  # the number of clients of each node
@@ -110,7 +108,6 @@ class Workload:
     _values: int = 0
 
     async def create(self) -> None:
-        """Make the tables."""
         async with open_client(self.cluster.url()) as client:
             for sql in SCHEMA:
                 await client.execute(sql)
@@ -274,7 +271,6 @@ def _all_seen(steps: list[Step], rows: list[Rows]) -> list[Step]:
 
 
 def _seen(step: Step, rows: Rows) -> Step:
-    """Return a step together with the value that it read."""
     return step if step.value is not None else read_step(step.key, rows.rows)
 
 

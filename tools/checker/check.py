@@ -40,15 +40,12 @@ SEARCHES: tuple[tuple[Kinds, Kinds, bool], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict on a history."""
-
     findings: list[Finding]  # the anomalies; empty if all is well
     counts: dict[str, int]  # the numbers of operations by level and outcome, edges by kind, vertices and sessions
     operations: dict[int, Operation]  # the history, by id
 
     @property
     def names(self) -> set[str]:
-        """The names of the anomalies."""
         return {finding.name for finding in self.findings}
 
     def describe(self, limit: int = 10) -> str:

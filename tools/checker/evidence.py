@@ -11,8 +11,6 @@ WW, WR, RW = "ww", "wr", "rw"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An anomaly."""
-
     name: str  # the usual name of the anomaly
     text: str  # its description
     operations: tuple[int, ...] = ()  # the ids of its operations

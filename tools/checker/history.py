@@ -80,7 +80,6 @@ class Operation:
 
 
 def write_history(path: Path, history: Iterable[Operation]) -> None:
-    """Write a history, one operation a line."""
     with path.open("w") as file:
         file.writelines(json.dumps(operation.pack()) + "\n" for operation in history)
 

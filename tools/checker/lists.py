@@ -10,8 +10,6 @@ from tools.checker.history import Operation
 
 @dataclass
 class _Key:
-    """The facts about one list."""
-
     longest: tuple[int, ...] = ()
     longest_by: int = 0
     seen: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # operation and values of every read

@@ -31,7 +31,6 @@ class Cycle:
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of its edges."""
         return {edge.kind for edge in self.edges}
 
     @property

@@ -54,7 +54,6 @@ def judge(suite: Suite, outcomes: Outcomes) -> bool:
 
 
 def run(suite: Suite, place: Path, *, write: bool) -> bool:
-    """Run a suite and judge it, or record its outcomes; return whether all are as expected."""
     began = time.monotonic()
     print(f"=== {suite.name}: {suite.release()}, three nodes", flush=True)
     outcomes = suite.run_ours(place)

@@ -45,7 +45,6 @@ class Databases:
         self._names.clear()
 
     def sweep(self) -> None:
-        """Drop all tables and views."""
         found = self._sweeper.execute(TABLES).fetchall()
         if not found:
             return
@@ -93,8 +92,6 @@ def make_module(databases: Databases) -> types.ModuleType:
 
 
 class Recorder(Recording):
-    """A recorder that begins each test without the connections of earlier tests."""
-
     def __init__(self, databases: Databases) -> None:
         super().__init__()
         self.databases = databases
@@ -110,7 +107,6 @@ class Recorder(Recording):
 
 
 def run(url: str, record: Path, only: Sequence[str]) -> None:
-    """Run the suite and record the outcome of each test."""
     warnings.simplefilter("ignore")
     support: Any = importlib.import_module("test.support")
     support.verbose = 0  # else the suite prints ``sqlite3.version``, which later releases of sqlite3 lack

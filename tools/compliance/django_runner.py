@@ -14,7 +14,6 @@ class Result(Recording, unittest.TextTestResult):
     """Prints as Django's tests do, and writes all outcomes to a file at the end."""
 
     def stopTestRun(self) -> None:
-        """Write all outcomes to the file."""
         super().stopTestRun()
         Path(os.environ["SUITE_RECORD"]).write_text(json.dumps(self.outcomes))
 
@@ -23,5 +22,4 @@ class Runner(DiscoverRunner):
     """The test runner that the settings name."""
 
     def get_resultclass(self) -> type[Result]:
-        """Return the class of results."""
         return Result

@@ -22,21 +22,17 @@ HEAD = (
 
 
 def read_record(path: Path) -> Outcomes:
-    """Return the outcomes that a runner has recorded."""
     found = json.loads(path.read_text()).items()
     return {test: (outcome, reason.encode(errors="backslashreplace").decode()) for test, (outcome, reason) in found}
 
 
 def count(outcomes: Outcomes) -> dict[str, int]:
-    """Return the numbers of tests that passed, were skipped, and failed."""
     found = Counter(outcome for outcome, _ in outcomes.values())
     return {kind: found[kind] for kind in (PASSED, SKIPPED, FAILED)}
 
 
 @dataclass
 class Expected:
-    """The expected outcomes of a suite."""
-
     release: str  # the release with which they were observed
     passed: int  # how many tests pass
     others: Outcomes = field(default_factory=dict)  # test -> refused, failed or skipped, and the reason
@@ -83,7 +79,6 @@ def read_expected(path: Path) -> Expected:
 
 
 def write_expected(path: Path, expected: Expected) -> None:
-    """Write a file of expectations."""
     lines = [HEAD.format(name=path.stem), f"release: {expected.release}"]
     lines.append(f"{PASSED}: {expected.passed}")
     for kind, reason in sorted(expected.reasons(), key=lambda one: (KINDS.index(one[0]), one[1])):
@@ -107,7 +102,6 @@ def renewed(old: Expected | None, outcomes: Outcomes, release: str) -> Expected:
 
 
 def part_of(expected: Expected, outcomes: Outcomes) -> Expected:
-    """Return the expectations of the tests that were run."""
     others = {test: why for test, why in expected.others.items() if test in outcomes}
     return Expected(expected.release, len(outcomes) - len(others), others=others)
 

@@ -14,13 +14,10 @@ class TooLongError(Exception):
 
 
 def ring(*_: Any) -> None:
-    """End a test that takes too long."""
     raise TooLongError(f"takes longer than {TEST_S} s")
 
 
 class Recording(unittest.TestResult):
-    """A result that records the outcomes of tests by their names."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.outcomes: Outcomes = {}
@@ -52,12 +49,10 @@ class Recording(unittest.TestResult):
         self.record(test, PASSED)
 
     def addError(self, test: Any, err: Any) -> None:
-        """Record an error."""
         super().addError(test, err)
         self.record_error(test, err)
 
     def addFailure(self, test: Any, err: Any) -> None:
-        """Record a failure."""
         super().addFailure(test, err)
         self.record_error(test, err)
 
@@ -68,7 +63,6 @@ class Recording(unittest.TestResult):
             self.record_error(test, err)
 
     def addSkip(self, test: Any, reason: str) -> None:
-        """Record a skipped test."""
         super().addSkip(test, reason)
         self.record(test, SKIPPED, reason)
 
@@ -78,6 +72,5 @@ class Recording(unittest.TestResult):
         self.record(test, SKIPPED, "expected to fail")
 
     def addUnexpectedSuccess(self, test: Any) -> None:
-        """Record a test that passes and should not."""
         super().addUnexpectedSuccess(test)
         self.record(test, FAILED, "passes unexpectedly")

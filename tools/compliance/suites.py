@@ -90,7 +90,6 @@ def cpython_release() -> str:
 
 
 def cpython_missing() -> str | None:
-    """Return the advice to install CPython's tests; None if they are installed."""
     if importlib.util.find_spec("test") and importlib.util.find_spec("test.test_sqlite3"):
         return None
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -163,7 +162,6 @@ def left_out(ours: Outcomes, plain: Outcomes) -> Counter[str]:
 
 
 def failures(outcomes: Outcomes) -> dict[str, str]:
-    """Return the tests that failed, each with its error."""
     return {test: reason for test, (outcome, reason) in outcomes.items() if outcome == "failed"}
 
 

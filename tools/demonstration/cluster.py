@@ -55,7 +55,6 @@ async def prepare(console: Console, cluster: LocalCluster, database: Path, run: 
 
 
 async def fight(console: Console, cluster: LocalCluster, work: Work, seconds: float) -> list[Check]:
-    """Run the writers, kill a node and start it again; then wait until all nodes have applied the same commits."""
     victim, tally = cluster.nodes[VICTIM], work.tally
     writers = work.writers_per_node
     console.print(f"[bold]3.[/] {writers} writers at each node transfer money for {seconds:.0f} s; seed {work.seed}")
@@ -133,7 +132,6 @@ def run_command(console: Console, promise: str, arguments: list[str]) -> Check:
 
 
 def audit(console: Console, files: list[str], wanted: bool) -> list[Check]:
-    """Verify the journals, and audit them in Spark if ``wanted`` is true and Java is installed."""
     console.print("[bold]5.[/] bedrockish journal verify")
     checks = [run_command(console, "the journals verify", ["journal", "verify", *files])]
     if not wanted:

@@ -92,7 +92,6 @@ class Frames(Attack):
         assert self._said, f"nothing was recorded of a {self.role}"
 
     def once(self) -> None:
-        """Send some frames to one node."""
         node = self.luck.choice(self.lab.nodes)
         try:
             link = self._links.get(node.name) or self._open(node.name, node.port)
@@ -228,7 +227,6 @@ class Texts(Attack):
         self._clients = [bedrockish.connect(lab.url(index, only=True, options="discover=no")) for index in range(3)]
 
     def once(self) -> None:
-        """Send one text."""
         db, text = self.luck.choice(self._clients), odd_text(self.luck, FINE)
         self.counts["texts"] += 1
         way: Callable[[], object] = self.luck.choice(
@@ -306,7 +304,6 @@ class Http(Attack):
     """Requests by HTTP to existing and unknown paths, with bodies that have random errors."""
 
     def once(self) -> None:
-        """Send one request."""
         luck, node = self.luck, self.luck.choice(self.lab.nodes)
         assert node.http_port is not None
         body: object = {"sql": odd_text(luck, FINE), "params": [1, {"blob": "AA=="}, None]}

@@ -33,7 +33,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def limits(scope: Scope) -> str:
-    """Return the limits of a scope as text."""
     found = [f"{getattr(scope.limits, name)} {name}" for name in LIMITS if getattr(scope.limits, name)]
     return ", ".join(found) or "nothing goes wrong"
 

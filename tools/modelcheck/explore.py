@@ -32,8 +32,6 @@ State = tuple[int, ...]
 
 @dataclass
 class Report:
-    """The result of a search."""
-
     # ``states``, ``transitions`` and ``depth``: how much was searched.
     states: int = 0
     transitions: int = 0
@@ -122,7 +120,6 @@ class Explorer:
                 yield from self.steps_of(state, node)
 
     def steps_of(self, state: State, node: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield the possible steps of one node."""
         n = self.n
         for link in range(n + node, self.first, n):
             if state[link] and link not in self.held:
@@ -145,7 +142,6 @@ class Explorer:
         return event
 
     def take(self, state: State, step: tuple[int, int, int, int, int]) -> list[int]:
-        """Return the state after a step."""
         node, event, link, rest, limit = step
         after = list(state)
         if link:
@@ -304,7 +300,6 @@ class Explorer:
                 self.report.ended += 1
 
     def ending(self, state: State) -> Ending:
-        """Return the fair ending of a state."""
         nodes, names = self.nodes, self.scope.names
         places = {name: thaw(nodes.known[state[node]].data) for node, name in enumerate(names)}
         under_way = [

@@ -26,7 +26,6 @@ class Facts:
 
 
 def facts_of(place: Place) -> Facts:
-    """Return the facts of a node."""
     durable = place.disk.durable
     return Facts(
         place.name,
@@ -96,6 +95,5 @@ def _has_seen(x: Transaction, at: Facts, other: int) -> bool:
 
 
 def name(number: int) -> str:
-    """Return a transaction as text: its command and its txid."""
     found = transaction(number)
     return f"{found.command} ({found.txid})"

@@ -35,8 +35,6 @@ class Choice:
 
 @dataclass(slots=True)
 class Known:
-    """A state of one node."""
-
     node: int  # the index of the node
     data: bytes  # the node and its disk (``Place``), frozen
     facts: int  # the number that stands for its durable facts
@@ -54,7 +52,6 @@ class Numbered(Generic[T]):
         self._numbers = {value: number for number, value in enumerate(first)}
 
     def number(self, value: T) -> int:
-        """Return the number of a value; a new value gets the next number."""
         found = self._numbers.setdefault(value, len(self.values))
         if found == len(self.values):
             self.values.append(value)
@@ -78,7 +75,6 @@ class Nodes:
         self._agree: set[tuple[int, int]] = set()
 
     def number(self, place: Place) -> int:
-        """Return the number of a node's state."""
         key = key_of(place)
         found = self._keys.get(key)
         if found is None:
@@ -88,11 +84,9 @@ class Nodes:
         return found
 
     def event(self, event: Event) -> int:
-        """Return the number of an event."""
         return self.events.number(event)
 
     def message(self, message: Message) -> int:
-        """Return the number of a message."""
         return self.messages.number(encode(message))
 
     def push(self, queue: int, message: int) -> int:

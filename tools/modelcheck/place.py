@@ -101,7 +101,6 @@ class Place:
     # -- spontaneous events ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the node with the file on its disk."""
         self.disk.seen.batches = self.disk.durable.batches = 0  # no scope uses this count, which only grows
         recovered = self.disk.seen.recover(self.name, self.name, WINDOW)
         self.node = Node(
@@ -236,7 +235,6 @@ class Place:
             self.disk.make_durable(len(self.disk.closed))
 
     def _release_output(self) -> None:
-        """Release the output that waits for no write."""
         while self.disk.closed and not self.disk.closed[0].writes:
             self.disk.make_durable(1)
 

@@ -134,7 +134,6 @@ class Solo:
         return self.engine.execute(Request("c", tuple(Statement(sql, params) for sql, params in statements)))
 
     def entry(self, prepared: Prepared) -> Entry:
-        """Return the committed entry of a prepared transaction, at the next tick."""
         self._tick += 1
         transaction = Transaction(
             Txid(self._tick, "A"),
@@ -173,7 +172,6 @@ def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figur
 
 
 def steps(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
-    """Yield the figures for the steps of a request."""
     executor = solo.engine._executor
     analysis = executor.analysis
 
@@ -341,7 +339,6 @@ def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
 
 
 def render(figures: list[Figure]) -> Table:
-    """Return the figures as a table."""
     table = Table(title=f"the engine alone, SQLite {apsw.sqlite_lib_version()}, {os.cpu_count()} processors")
     for head in ("what", "µs", "plain µs", "ratio"):
         table.add_column(head, justify="left" if head == "what" else "right", no_wrap=True)

@@ -73,7 +73,6 @@ class Etcd:
                 put(_put(b"row%d" % row, b"0"), timeout=READY_S)
 
     def stop(self) -> None:
-        """Stop the nodes."""
         for process in self.processes:
             end(process)
 
@@ -113,12 +112,10 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 def _put(key: bytes, value: bytes) -> bytes:
-    """Return the bytes of a PutRequest."""
     return _field(1, key) + _field(2, value)
 
 
 def _range(key: bytes) -> bytes:
-    """Return the bytes of a RangeRequest for one key."""
     return _field(1, key)
 
 

@@ -91,7 +91,6 @@ wsrep_provider_options="gmcast.listen_addr=tcp://127.0.0.1:{self.group_port};ist
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
 
     def stop(self) -> None:
-        """End the process, if it was started."""
         if self.process is not None:
             end(self.process)
 
@@ -110,8 +109,6 @@ Transact = Callable[[Statements], int]  # runs a transaction until it commits; r
 
 
 def run_clients(run: Run, connect: Callable[[int], contextlib.AbstractContextManager[Transact]]) -> Run:
-    """Let clients work in threads of their own; ``connect`` opens the connection of a client, by its number."""
-
     def one(number: int) -> None:
         with connect(number) as transact:
             draw = Draw(run.work, number, run.clients)
@@ -184,7 +181,6 @@ class Galera:
         raise DemoError(f"Galera's node {number} is not ready after {READY_S:g} s: see {log}")
 
     def stop(self) -> None:
-        """Stop all nodes."""
         for node in reversed(self.nodes):
             node.stop()
 

@@ -61,8 +61,6 @@ class Peer:
 
 
 class Client:
-    """A connection, and the works that it can do."""
-
     def __init__(self, engine: str, where: str, seed: int) -> None:
         self._luck = random.Random(seed)
         self._begin = "BEGIN IMMEDIATE" if engine == PLAIN else "BEGIN"

@@ -38,8 +38,6 @@ HEAD = b"POST /db/query HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: a workload and a number of clients."""
-
     work: str
     clients: int
 

@@ -93,7 +93,6 @@ class Client:
         self._next()
 
     def ask(self, statements: tuple[Statement, ...], level: str) -> None:
-        """Send a new command with these statements."""
         self.count += 1
         options, command = self.world.options, f"{self.name}-{self.count}"
         if not self.world.happens(command):

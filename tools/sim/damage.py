@@ -157,8 +157,6 @@ def is_damaged(machine: "Machine") -> bool:
 
 
 class Care:
-    """The detection and repair of damage at one node."""
-
     def __init__(self, machine: "Machine") -> None:
         self.machine = machine
         self.luck = Random(f"care {machine.name} {machine.world.options.seed}")
@@ -200,7 +198,6 @@ class Care:
         self.machine.post(Compared(transaction.txid))
 
     def _difference(self, transaction: Transaction) -> str:
-        """Return the key of a row that differs from the row on which a transaction ran, or an empty text."""
         image = self.machine.disk.seen
         if transaction.kind != ROWS or transaction.schema != image.schema:
             return ""

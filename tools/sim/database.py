@@ -198,7 +198,6 @@ def run_together(
 
 
 def outcomes_of(rows: Mapping[str, Row], run: Run, told: list[list[Any]]) -> list[Outcome]:
-    """Return an outcome for each of these answers, all with the reads and changes of the run."""
     changes = [[key, list(rows.get(key, NOTHING)), list(row)] for key, row in run.written.items()]
     reads = {key.removeprefix(TABLE).decode(): 0 for key in run.points}
     for low, high in run.ranges:

@@ -25,7 +25,6 @@ class Dialog:
         self.settles = 0
 
     def begin(self, node: str) -> None:
-        """Open the transaction at a node."""
         self.call.node = node
         self._ask(lambda talks, answer: talks.open(self.call.request, answer), self._opened)
 

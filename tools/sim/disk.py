@@ -46,8 +46,6 @@ Write = Persist | Forget | SavePiece | DropPieces | Keep | Apply | Activate | No
 
 @dataclass
 class Image:
-    """The content of a file."""
-
     membership: Membership
     votes: dict[Txid, Vote] = field(default_factory=dict)
     parts: dict[Txid, tuple[Part, ...]] = field(default_factory=dict)  # the parts of each vote stored in pieces
@@ -68,7 +66,6 @@ class Image:
     flipped: dict[str, Row] = field(default_factory=dict)
 
     def write(self, write: Write) -> None:
-        """Perform one write."""
         match write:
             case Persist(vote, parts):
                 self.votes[vote.txid] = vote
@@ -149,7 +146,6 @@ class Image:
 
     @property
     def applied(self) -> dict[str, int]:
-        """The applied vector."""
         return {leader: len(entries) for leader, entries in self.timelines.items()}
 
     def recover(self, node: str, store: str, window_ms: int, window_entries: int = 1 << 62) -> Recovered:
@@ -276,8 +272,6 @@ class Batch:
 
 
 class Disk:
-    """A node's file."""
-
     def __init__(self, image: Image, owner: str) -> None:
         self.owner = owner
         self.seen = image  # the image that its owner sees
@@ -287,7 +281,6 @@ class Disk:
         self.on_durable: Callable[[Write], None] = lambda _: None
 
     def write(self, write: Write) -> None:
-        """Write into the open batch."""
         if isinstance(write, Persist):
             write = Persist(copy_vote(write.vote), write.parts)
         self.seen.write(write)
@@ -315,7 +308,6 @@ class Disk:
         self.open.after.append(action)
 
     def close_batch(self) -> None:
-        """Close the open batch, if it has writes or actions."""
         if self.open.writes or self.open.after:
             if self.open.writes:
                 self.seen.batches += 1
@@ -324,7 +316,6 @@ class Disk:
 
     @property
     def must_sync(self) -> bool:
-        """Return whether a closed batch waits for a sync."""
         return any(batch.writes for batch in self.closed)
 
     def make_durable(self, count: int) -> None:

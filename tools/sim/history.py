@@ -339,7 +339,6 @@ class Histories:
         return inside | set(seen)
 
     def _pasts(self) -> dict[Txid, Seen]:
-        """Return for each transaction the versions in its causal past, including its own."""
         pasts: dict[Txid, Seen] = {}
         prefix: dict[tuple[str, int], Seen] = {}  # versions in a timeline up to a tick, with all their causes
         for txid in sorted(self.first):

@@ -31,8 +31,6 @@ NEVER = 1 << 64
 
 @dataclass
 class _Hold:
-    """The reservations that a machine honours in a run."""
-
     txid: Txid | None = None  # the reservation that it honours now
     since: float = 0.0  # the time since which it honours this one
     over: float = 0.0  # the time of the first step after the reservation should have ended; 0 before such a step
@@ -41,8 +39,6 @@ class _Hold:
 
 @dataclass
 class _Run:
-    """A run of a machine."""
-
     boot: int
     began: float  # the time of its start
     awake: float  # the time since which it has taken steps without a pause

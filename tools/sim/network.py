@@ -25,8 +25,6 @@ FAREWELL_S = 0.5  # how long the link to a removed node is kept, so that the nod
 
 @dataclass
 class Direction:
-    """The state of one direction of a link."""
-
     sent: int = 0
     arrived: int = 0
     last: float = 0.0  # the time at which the last message arrives
@@ -60,11 +58,9 @@ class Network:
         self._decoded: dict[bytes, Message] = {}
 
     def add(self, machine: "Machine") -> None:
-        """Add a machine to the network."""
         self.machines[machine.name] = machine
 
     def delay(self, source: str, target: str) -> float:
-        """Return a random delay for a message."""
         mean = self.options.delay_ms / 1000 * self.pace
         drawn = 0.2 * mean + self.luck.expovariate(1.0) * 0.8 * mean
         if self.luck.random() < 0.01:

@@ -28,8 +28,6 @@ VOTERS_MAX = 7
 
 
 class Operator:
-    """Changes the membership, one plan after the other."""
-
     def __init__(self, world: "World") -> None:
         self.world = world
         self.luck = Random(f"operator {world.options.seed}")
@@ -43,7 +41,6 @@ class Operator:
 
     @property
     def idle(self) -> bool:
-        """Return whether all plans are done."""
         return self.plan is None and not self._lost()
 
     def _lost(self) -> list[str]:

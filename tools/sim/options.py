@@ -172,7 +172,6 @@ class Options:
         return min(1.0, self.closing_lag_ms / (ways * (self.delay_ms + self.sync_ms)))
 
     def with_(self, **changes: object) -> "Options":
-        """Return these options with some values changed."""
         return replace(self, **changes)  # type: ignore[arg-type]  # names and types are the caller's
 
     def __str__(self) -> str:

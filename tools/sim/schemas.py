@@ -46,8 +46,6 @@ def version_seen(result: bytes) -> int | None:
 
 
 class Schemas:
-    """The laws of schema changes in one world."""
-
     def __init__(self, world: "World") -> None:
         self.world = world
         self.activations: dict[Txid, Activation] = {}

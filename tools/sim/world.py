@@ -74,7 +74,6 @@ class World:
     # -- members ---------------------------------------------------------------------------------------------------
 
     def add_machine(self, name: str, image: Image, store: str) -> Machine:
-        """Add a machine, which is not started, and return it."""
         machine = self.machines[name] = Machine(self, name, image, store)
         self.network.add(machine)
         return machine

@@ -87,8 +87,6 @@ def valid(ddl: list[str]) -> list[str]:
 
 
 class Node:
-    """An engine and its open transactions."""
-
     def __init__(self, path: Path, name: str, world: "World") -> None:
         self.name, self.path, self.world = name, path, world
         self.engine = Engine.open(path, founding=Founding(name, MEMBERSHIP, f"store-{name}"), prepare=register)
@@ -120,8 +118,6 @@ class Node:
 
 
 class World:
-    """Three nodes, and all commits of a case."""
-
     def __init__(self, folder: Path, case: Case, tally: Tally) -> None:
         self.tally, self.case = tally, case
         self.clock = 0
@@ -190,7 +186,6 @@ class World:
         self.tally.counts["applied"] += 1
 
     def ready(self, node: Node) -> list[Entry]:
-        """Return the entries that a node may apply next."""
         applied = node.engine.applied
         following = [
             entries[applied.get(leader, 0)]
@@ -200,7 +195,6 @@ class World:
         return [entry for entry in following if covers(applied, entry.after)]
 
     def deliver(self, node: Node, choose: Any) -> bool:
-        """Apply one entry at a node; return False if no entry can be applied there."""
         ready = self.ready(node)
         if not ready:
             return False

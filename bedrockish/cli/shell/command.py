@@ -72,7 +72,6 @@ def _url_and_texts(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]
 
 
 def _scripts(texts: Sequence[str], file: Path | None) -> list[tuple[str, str]]:
-    """Return the scripts to run, each with its name for error texts."""
     if texts:
         return [(text, f"statement {number}, line") for number, text in enumerate(texts, 1)]
     name = "stdin" if file is None or str(file) == "-" else str(file)

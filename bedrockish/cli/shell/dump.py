@@ -105,7 +105,6 @@ def dump(shell: Shell, words: list[str]) -> None:
 
 
 def _rows(shell: Shell, tables: dict[str, list[str]]) -> dict[str, Rows]:
-    """Read all rows in one transaction."""
     texts = [f"SELECT {', '.join(map(quote, columns))} FROM {quote(name)}" for name, columns in tables.items()]
     if not texts:
         return {}

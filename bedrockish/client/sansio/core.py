@@ -591,7 +591,6 @@ class ClientCore:
         effects.append(Send(number, payload))
 
     def _encode(self, number: int, call: _Call, now: float) -> bytes:
-        """Encode a call for its next attempt."""
         what = call.what
         match what:
             case Request() if what.change is not None:

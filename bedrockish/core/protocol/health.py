@@ -78,7 +78,6 @@ class Health:
         self._derive()
 
     def _derive(self) -> None:
-        """Derive the mode, and the other attributes, from the alarms."""
         # The name of the worst alarm; of several with the same mode, the first in ``alarms``.
         self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
         self.worst: Alarm | None = self.alarms.get(self.name)  # determines the mode; None if no alarm is raised

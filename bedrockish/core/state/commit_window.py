@@ -192,7 +192,6 @@ class CommitWindow:
             self._lines[leader] = _Line(tick + 1)
 
     def _packed_in(self, txid: Txid) -> PackedSegment | None:
-        """Return the segment that has a commit, or None."""
         if txid.clock > self._packed_newest:
             return None
         return next((segment for segment in self._segments if segment.owner_of(txid) is not None), None)

@@ -96,7 +96,6 @@ def _retire(old: Membership, members: Mapping[str, Member], facts: MembershipFac
 
 
 def _raise(old: Membership, facts: MembershipFacts) -> Membership:
-    """Raise the release level to the highest that every member reads."""
     # A member that has not reported its level may be of any release: a message that it cannot read would end its links.
     silent = [node for node in old.nodes if facts.levels.get(node, UNKNOWN) == UNKNOWN]
     if silent:

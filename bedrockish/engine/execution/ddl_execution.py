@@ -523,6 +523,5 @@ def _names(sql: str, name: str) -> bool:
 
 
 def _unstable_functions(db: apsw.Connection) -> frozenset[str]:
-    """Return the names of the functions that are not registered as deterministic."""
     listed = db.execute("SELECT lower(name), type = 's' OR NOT builtin, flags FROM pragma_function_list")
     return DATES | {str(name) for name, counts, flags in listed if counts and not int(flags) & _DETERMINISTIC}

@@ -98,7 +98,6 @@ def execute(
 
 
 def _run_request(executor: "Executor", request: Request, gatherer: AccessSetBuilder) -> bytes:
-    """Run one request; return its encoded results."""
     run = executor.start_run(gatherer)
     for piece, params in (
         one for statement in request.statements for one in executor.texts.pieces(statement, request.user)

@@ -685,7 +685,6 @@ class Interactive:
         return capture.blurred(touched, before, after)
 
     def _add(self, work: TransactionWork, changes: list[Change], blurred: list[str]) -> None:
-        """Add changes to the transaction."""
         assert work.sets is not None
         work.size, work.searched = self._capture.size, self._capture.searched
         work.changes += changes

@@ -181,7 +181,6 @@ class Access:
             rights.require(role, what)
 
     def _rights(self, user: str) -> tuple[int, Mapping[str, int]]:
-        """Return a user's role, and its roles for single tables."""
         if user in (TOKEN, LOCAL):
             return ADMIN, _NO_TABLES
         kind, colon, holder = user.partition(":")

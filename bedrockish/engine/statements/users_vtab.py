@@ -46,8 +46,6 @@ def write_tables(tables: Mapping[str, int]) -> str | None:
 
 
 class _Module:
-    """The module of a virtual table that can only be read."""
-
     def __init__(self, schema: str, table: "type[ReadTable]") -> None:
         self._schema, self._table = schema, table
 
@@ -95,8 +93,6 @@ class ReadTable:
 
 
 class _Cursor:
-    """A cursor over the rows of a query."""
-
     def __init__(self, table: ReadTable) -> None:
         self._table = table
         self._rows: Generator[tuple[Value, ...]] | None = None

@@ -440,7 +440,6 @@ def _as_config_errors(path: Path) -> Iterator[None]:
 
 
 def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
-    """Set the options of the writing connection."""
     if db.readonly("main") or not os.access(path.parent, os.W_OK):
         if no_room := why_not_writable(path):
             raise NoRoomError(f"{path} may only be read: {no_room}")

@@ -388,7 +388,6 @@ class IndexBuild(Build):
 
 
 def _pop_slice(rowids: set[int]) -> list[int]:
-    """Remove up to ``SLICE_ROWS`` rowids from a set, and return them."""
     return [rowids.pop() for _ in range(min(len(rowids), SLICE_ROWS))]
 
 

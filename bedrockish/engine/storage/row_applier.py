@@ -400,7 +400,6 @@ def unreadable(entry: Entry, error: EntryMalformedError) -> EntryMismatchError:
 
 
 def _by_table(changes: Iterable[Change]) -> dict[str, list[Change]]:
-    """Return the changes of each table, in their order."""
     found: dict[str, list[Change]] = {}
     for change in changes:
         found.setdefault(change.table, []).append(change)

@@ -484,7 +484,6 @@ class _Places:
 
 
 def _is_at(path: str, file: os.stat_result) -> bool:
-    """Return whether a file is at a path."""
     try:
         return os.path.samestat(os.stat(path), file)
     except (FileNotFoundError, NotADirectoryError):

@@ -55,7 +55,6 @@ class BatchStep:
 
 
 def _field(found: object, name: str, kind: type, *, where: str, default: Any = ...) -> Any:
-    """Return a field of an object."""
     if not isinstance(found, Mapping):
         raise UsageError(f"{where} should be an object")
     value = found.get(name)

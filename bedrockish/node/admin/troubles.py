@@ -482,7 +482,6 @@ def _disk_slow(status: Status) -> str:
 
 
 def _recent(status: Status, kind: str) -> str:
-    """Return the number of errors of a kind in the last ten minutes, and the last one; empty for none."""
     count = status.get(f"{kind}_errors_recent", 0)
     return f"{count} times in the last ten minutes, the last one: {status.get(f'{kind}_error_last')}" if count else ""
 

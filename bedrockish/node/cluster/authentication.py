@@ -196,7 +196,6 @@ class Gate:
         return bool(self._config or self._access.users)
 
     def _hash_of(self, user: str) -> PasswordHash | None:
-        """Return the hash for a user's password: the cluster's, else the configuration's."""
         if user not in self._access.users:
             return self._config.get(user)
         said = self._access.users[user]

@@ -133,7 +133,6 @@ class ReadsBeside:
         return not self._node.workers.expects(*request.texts)
 
     def _read(self, pending: deque[Asked], flushed: Flushed) -> None:
-        """Answer the first of the pending requests, or let it wait for the writer."""
         owner, asked = pending[0]
         request = asked.request
         found = None

@@ -487,7 +487,6 @@ class Transactions:
         self._check_share(tx)
 
     def _place(self, work: TransactionWork) -> Place:
-        """Return the place where a transaction is."""
         match work.workspace:
             case None:
                 return self._shared_writer

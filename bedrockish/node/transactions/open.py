@@ -106,7 +106,6 @@ def over_share(
 
 
 def _kept_of(caller: str, everyone: Collection[OpenTransaction]) -> tuple[int, int]:
-    """Return the number of bytes kept for a caller's transactions, and for those of all callers."""
     kept = [(tx.caller, tx.work.kept) for tx in everyone]
     return sum(size for name, size in kept if name == caller), sum(size for _, size in kept)
 

@@ -74,7 +74,6 @@ def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[Aud
 
 
 def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFrame]":
-    """Create the tables, and return those that are cached by Spark."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
 

@@ -90,7 +90,6 @@ def parse_moment(text: str, now_ms: int) -> Moment:
 
 
 def _clock_before(text: str, now_ms: int) -> int:
-    """Return the last clock before a time."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:

@@ -106,7 +106,6 @@ class _Interleaving(Generic[P]):
             raise self._blocked()
 
     def _pull(self, leader: str) -> None:
-        """Make the next entry of a timeline its head."""
         done = self.applied.get(leader, 0)
         for entry in self.timelines[leader]:
             owner, tick = entry.place

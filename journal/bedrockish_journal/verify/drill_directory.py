@@ -180,7 +180,6 @@ def _drill_run(
 
 
 def _compare(run: _Run, before: _File, after: _File, found: Drill, prepare: Prepare | None) -> None:
-    """Compare a snapshot with a replay from the snapshot before it."""
     if not covers(after.ends, before.ends):  # a snapshot of a node that was behind; only the ends are compared
         return
     with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:

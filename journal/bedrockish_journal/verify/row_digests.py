@@ -244,7 +244,6 @@ def _collect_touched(db: apsw.Connection, table: str, known: TouchedKeys, vector
 
 
 def _keys_of(table: TableLayout, change: Change) -> Iterator[Key]:
-    """Yield the key of the changed row before the change, and its key after the change."""
     if table.rowid is not None:
         for rowid in (change.rowid, change.rowid_after):
             if rowid is not None:

@@ -147,7 +147,6 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self.options.table if rows is None else f"rows of {folded(rows)}"
 
     def _offset(self, vectors: Offset) -> Offset:
-        """Return the offset of these vectors, with the cluster and the table."""
         cluster: Offset = {CLUSTER + self._cluster: {}} if self._cluster else {}
         return ordered({**vectors, **cluster, TABLE + self._table: {}})
 

@@ -36,10 +36,10 @@ row, before and after its change, into the key of the table and the entries of i
 
 The modules: ``opcodes`` describes SQLite's instructions; ``register_values``, ``cursor_lives``, ``loop_stops`` and
 ``cursor_ranges`` interpret a program; ``readset`` and ``dependent_reads`` (with ``sources`` and ``lookups``) build a
-plan from it and bind the plan; ``catalog`` and ``table_layout`` hold the schema; ``analysis`` and ``growing`` collect
-the access set of a request and of an open transaction.
+plan from it and bind the plan; ``catalog`` and ``table_layout`` hold the schema; ``analysis`` keeps the
+plans, and ``access_set_builder`` collects the access set of a request or an open transaction.
 """
 
-from bedrockish.access_sets.analysis import access_set_of
+from bedrockish.access_sets.access_set_builder import access_set_of
 
 __all__ = ["access_set_of"]

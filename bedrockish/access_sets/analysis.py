@@ -6,25 +6,22 @@ first key to the last replaces them, like lock escalation in other databases.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from sys import getsizeof
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import apsw
 
 from bedrockish.access_sets.call_costs import Lengths
 from bedrockish.access_sets.catalog import Prepare, Schema, read_schema
-from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.definitions import Definitions
 from bedrockish.access_sets.derived_documents import DerivedDocuments
 from bedrockish.access_sets.effort import Check, TooDearError, unlimited
-from bedrockish.access_sets.query_names import Query, connection_query
-from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely, lengths_of
+from bedrockish.access_sets.readset import ReadPlan, analyse, analyse_coarsely, lengths_of
 from bedrockish.access_sets.settings_in_force import in_force
-from bedrockish.access_sets.table_layout import Tables
 from bedrockish.access_sets.writeset import WriteKeys
-from bedrockish.sqltext.session_settings import NONE, Settings, with_settings
+from bedrockish.sqltext.session_settings import Settings, with_settings
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
@@ -187,117 +184,3 @@ class Analysis:
         self._plans.clear()
         self._lengths.clear()
         self._weight = 0
-
-
-class AccessSetBuilder:
-    """Collects the access set of one request."""
-
-    def __init__(self, analysis: Analysis, *, serializable: bool) -> None:
-        self._analysis, self._serializable = analysis, serializable
-        self._points: set[bytes] = set()
-        self._ranges: set[Range] = set()
-
-    def read(self, plan: ReadPlan, params: tuple[object, ...], query: Query | None = None) -> ResolvedReads | None:
-        """Add the reads of a statement that is about to run with these parameters.
-
-        Some reads may depend on the statement's own writes: return these, to pass them to ``complete`` after the
-        statement has run. None: there are no such reads.
-
-        Args:
-            query: runs a query on the statement's snapshot. Without it, a dependent read counts as a read of the whole
-                table or index.
-        """
-        if plan.dependents is None or query is None:
-            if plan.reads_nothing:
-                return None
-            points, ranges = plan.bind(params)
-            self._points.update(points)
-            if ranges:
-                self._ranges.update(ranges)
-            return None
-        resolved = plan.resolve(params, query)
-        if not plan.readonly:
-            return resolved
-        self._add(*resolved.keys())
-        return None
-
-    def complete(self, resolved: ResolvedReads, changes: Sequence[Change], blind: Iterable[str]) -> None:
-        """Add the reads of a statement that has made these changes; for ``blind``, see ``Resolution.add_changes``."""
-        self._add(*resolved.complete(changes, blind))
-
-    def lock(self, keys: Iterable[bytes]) -> None:
-        """Add the keys of rows that a statement has locked."""
-        self._points.update(keys)
-
-    def _add(self, points: Collection[bytes], ranges: Collection[Range]) -> None:
-        self._points.update(points)
-        if ranges:
-            self._ranges.update(ranges)
-
-    def finish(self, changes: list[Change], blurred: list[str]) -> AccessSet:
-        """Return the access set of the request, given its changes; ``blurred`` tables count as written whole."""
-        keys = self._analysis.keys
-        writes: set[bytes] = set()
-        write_ranges: set[Range] = set()
-        if changes and not self._serializable:
-            # Snapshot isolation: plain reads are not certified, only the keys that constraints looked up.
-            self._points, self._ranges = set(), set()
-        bulk = tables_in_bulk(changes)
-        keys.gather(changes, bulk, (self._points, self._ranges), (writes, write_ranges))
-        for table in blurred:
-            write_ranges.update(keys.whole(table))
-        for table in sorted(bulk) if bulk else ():
-            write_ranges.update(keys.in_bulk(table, changes))
-        return access_set(self._points, self._ranges, writes, write_ranges)
-
-    def spans(self, access_set: AccessSet, changes: Sequence[Change]) -> tuple[Range, ...]:
-        """Return the written ranges that need no comparison with other writes: the request's ``Prepared.spans``."""
-        return self._analysis.keys.spans(access_set.write_ranges, changes) if access_set.write_ranges else ()
-
-
-class UnchangedStatement(NamedTuple):
-    """A statement that runs unchanged, without settings of a session."""
-
-    sql: str
-    names: Sequence[str | None]
-    auto: None = None
-    named: frozenset[str] | None = None
-    settings: Settings = NONE
-
-
-def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) -> AccessSet:
-    """Run one statement and return its reads and writes.
-
-    The statement's changes belong to the transaction that is open on the connection; without a transaction, SQLite
-    commits them. The connection's preupdate hook is replaced while the statement runs, and removed afterwards.
-
-    Args:
-        sql: one statement that does not change the schema.
-        params: a value for each parameter, in SQLite's order.
-
-    Raises:
-        apsw.Error: SQLite refuses the statement, or the statement fails.
-        TooLargeError: the changed rows are over the limit of a transaction.
-        UnsupportedError: the statement changes rows of a virtual table.
-    """
-    analysis = Analysis(db, lambda _: None)
-    capture = Capture(db, BYTES_MAX)
-    try:
-        capture.use(Tables(db))
-        builder = AccessSetBuilder(analysis, serializable=True)
-        plan = analysis.plan(UnchangedStatement(sql, [None] * len(params)))
-        resolved = plan.resolve(tuple(params), connection_query(db))
-        capture.start()
-        # Not from the statement cache: a statement that was compiled before the hook was installed may truncate a table
-        # without reporting its rows.
-        for _ in db.execute(sql, params, can_cache=False):
-            pass
-        failure = capture.failure
-        changes, touched = capture.stop()
-    finally:
-        capture.discard_changes()
-        db.preupdate_hook(None)
-    if failure is not None:
-        raise failure
-    builder.complete(resolved, changes, touched)
-    return builder.finish(changes, list(touched))

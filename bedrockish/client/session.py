@@ -176,11 +176,7 @@ class Session(Calls):
 
         Args:
             statements: SQL texts, or pairs of a text and its parameters.
-            timeout: see ``execute``.
-            read: see ``execute``.
-            isolation: see ``execute``.
-            command: see ``execute``.
-            resend: see ``execute``.
+            timeout, read, isolation, command, resend: see ``execute``.
 
         Raises:
             OutcomeUnknownError: the answer was lost; the transaction may have been committed.

@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import pytest
 
-from bedrockish.access_sets.growing import Growing
+from bedrockish.access_sets.access_set_builder import AccessSetBuilder
 from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.interactive import Interactive
@@ -60,7 +60,7 @@ class Desk:
         self.node = TestNode(path, limits=Limits(**limits))
         self.interactive = Interactive(self.node.engine, self.invalidated)
 
-    def invalidated(self, sets: Growing, base: Mapping[str, int]) -> BedrockishError | None:
+    def invalidated(self, sets: AccessSetBuilder, base: Mapping[str, int]) -> BedrockishError | None:
         newer = [entry.transaction.access_set for entry in self.node.entries if entry.tick > base.get("A", 0)]
         met = [sets.conflicts_with(access_set) is not None for access_set in newer]
         assert met == [conflict(sets.rests_on(), access_set) is not None for access_set in newer]
@@ -674,7 +674,7 @@ def test_rollback_to_keeps_the_write_set_of_the_remaining_changes(desk: Desk, se
         one(desk, work, step)
         if work.sets is None:
             continue
-        fresh = Growing(desk.interactive.parts.executor.analysis, serializable=True)
+        fresh = AccessSetBuilder(desk.interactive.parts.executor.analysis, serializable=True)
         fresh.changed(work.changes, work.blurred)
         assert work.sets._writes == fresh._writes
         assert work.sets._write_ranges == fresh._write_ranges

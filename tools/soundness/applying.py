@@ -22,8 +22,8 @@ from unittest.mock import patch
 import apsw
 
 from bedrockish.access_sets import analysis
+from bedrockish.access_sets.access_set_builder import AccessSetBuilder
 from bedrockish.access_sets.catalog import read_schema
-from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.access_sets.writeset import finds_same_pairs
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, Request, Statement
@@ -128,7 +128,7 @@ class World:
         for name in NODES:
             self.nodes.append(Node(folder / f"{name}.db", name, self))
 
-    def invalidated(self, sets: Growing, base: Mapping[str, int]) -> BedrockishError | None:
+    def invalidated(self, sets: AccessSetBuilder, base: Mapping[str, int]) -> BedrockishError | None:
         """Return the conflict that invalidates an open transaction, as the core does for a node's ``Transactions``."""
         newer = self.commit_window.newer_than(base)
         if newer is None:

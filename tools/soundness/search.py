@@ -14,7 +14,8 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.analysis import UnchangedStatement, plan_of
+from bedrockish.access_sets.access_set_builder import UnchangedStatement
+from bedrockish.access_sets.analysis import plan_of
 from bedrockish.access_sets.catalog import Schema, read_schema
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import ReadKeys, ReadPlan

@@ -7,7 +7,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.analysis import AccessSetBuilder
+from bedrockish.access_sets.access_set_builder import AccessSetBuilder
 from bedrockish.access_sets.call_costs import Lengths, too_long
 from bedrockish.access_sets.change_capture import row_bytes
 from bedrockish.access_sets.readset import ReadPlan
@@ -47,7 +47,7 @@ def compile_read(
 def access_set_of(executor: Executor, plan: ReadPlan, params: tuple[Any, ...], snapshot: Snapshot) -> AccessSet:
     """Return the access set of a statement that reads on a snapshot."""
     gatherer = AccessSetBuilder(executor.analysis, serializable=True)
-    gatherer.read(plan, params, snapshot.query)
+    gatherer.read_before(plan, params, snapshot.query)
     return gatherer.finish([], [])
 
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis, access_set
+from bedrockish.access_sets.access_set_builder import AccessSetBuilder
+from bedrockish.access_sets.analysis import Analysis, access_set
 from bedrockish.access_sets.call_costs import Lengths, is_too_long, restore, shorten, too_long
 from bedrockish.access_sets.catalog import Prepare, Schema
 from bedrockish.access_sets.change_capture import Capture
@@ -457,7 +458,7 @@ class Executor:
         # commits.
         packed = self.encode_changes(changes) if writes else b""
         access_set = gatherer.finish(changes, blurred)
-        spans = gatherer.spans(access_set, changes)
+        spans = self.analysis.keys.spans(access_set.write_ranges, changes) if access_set.write_ranges else ()
         return Prepared(base, version, not writes, ROWS, access_set, packed, result, spans=spans)
 
 
@@ -484,7 +485,7 @@ class RequestRun:
         resolved = lengths = None
         if piece.kind != SCHEMA:
             plan = executor.analysis.plan(piece)
-            resolved, lengths = self.gatherer.read(plan, params, executor.query_for(piece)), plan.lengths
+            resolved, lengths = self.gatherer.read_before(plan, params, executor.query_for(piece)), plan.lengths
         self._begun.append((piece, params))
         self.reads_system = self.reads_system or piece.reads_system
         before = 0 if resolved is None else executor.capture.count
@@ -516,7 +517,7 @@ class RequestRun:
             raise OneByOneError
         if not recipe.plan.reads_nothing:
             for _, params in found:
-                self.gatherer.read(recipe.plan, params)
+                self.gatherer.add_keys(*recipe.plan.bind(params))
         self._begun += [(recipe.piece, params) for _, params in found]
         self.results += [result for result, _ in found]
         self.writes = True

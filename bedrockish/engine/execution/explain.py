@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis
+from bedrockish.access_sets.access_set_builder import AccessSetBuilder
+from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.catalog import Index, Schema, Table, stored_column
 from bedrockish.access_sets.dependent_reads import TOO_MANY
 from bedrockish.access_sets.opcodes import COMPARISONS, OPENS, Op
@@ -72,7 +73,7 @@ def _explain(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> di
         error = failure.message
     changes, touched = executor.capture.stop()
     if error:
-        gatherer.read(analysis.plan(piece), params)
+        gatherer.read(piece, params)
     else:
         gatherer.complete(resolved, changes, touched)
     access_set = gatherer.finish([] if error else changes, [] if error else list(touched))

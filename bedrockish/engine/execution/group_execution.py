@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from bedrockish.access_sets.analysis import AccessSetBuilder
+from bedrockish.access_sets.access_set_builder import AccessSetBuilder
 from bedrockish.api.requests import SERIALIZABLE, Request, digest_of, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.prepared_size import check_size

@@ -21,8 +21,8 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.access_set_builder import AccessSetBuilder
 from bedrockish.access_sets.change_capture import UNREADABLE, Touched
-from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.partial_failure import were_kept
 from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish.api.requests import Result, Statement, encode_results
@@ -59,7 +59,7 @@ from bedrockish_journal.model.transaction import ROWS
 
 NO_COMMAND = "a command that configures an index cannot be part of a transaction; commit first, and run it alone"
 NAMED = "SELECT type FROM main.sqlite_schema WHERE name = ? COLLATE NOCASE"
-Overtaken = Callable[[Growing, Mapping[str, int]], BedrockishError | None]
+Overtaken = Callable[[AccessSetBuilder, Mapping[str, int]], BedrockishError | None]
 """Returns the error for a client if a commit outside the base has changed what the access set has read or written."""
 
 
@@ -632,7 +632,7 @@ class Interactive:
                 filling, _ = self._executor.texts.compiled(select, work.user)
                 work.sets.read_unchanged(filling, params, self._executor.query_for(piece))
             return None
-        return work.sets.resolve(piece, params, self._executor.query_for(piece))
+        return work.sets.read_before(self._executor.analysis.plan(piece), params, self._executor.query_for(piece))
 
     def _check_blind(self) -> None:
         """Refuse a statement whose rows are found by its rollback, if the rollback would have other effects.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bedrockish.access_sets.access_set_builder import AccessSetBuilder
 from bedrockish.access_sets.analysis import Analysis
-from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.query_names import Query
 from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.snapshot import Snapshot
@@ -76,7 +76,7 @@ class TransactionWork:
     clock: int = 0  # the value of ``transaction_clock()`` in the transaction; 0 until it is called
     base: dict[str, int] | None = None  # the vector of the commits that it has seen; None until its first statement
     schema: int = 0  # the version of the schema that it runs on
-    sets: Growing | None = None  # the keys and ranges that it has read and written
+    sets: AccessSetBuilder | None = None  # the keys and ranges that it has read and written
     snapshot: Snapshot | None = None  # the snapshot on which it reads until its first write
     changes: list[Change] = field(default_factory=list)  # the rows that it has changed, in order
     blurred: list[str] = field(default_factory=list)  # the tables for which only the net effect of the changes is known
@@ -197,7 +197,7 @@ class TransactionWork:
         if self.sets is not None:
             self.sets = self.sets.moved(analysis)
             return
-        self.sets = Growing(analysis, serializable=self.serializable)
+        self.sets = AccessSetBuilder(analysis, serializable=self.serializable)
         for _ in self.marks:
             self.sets.mark()
 

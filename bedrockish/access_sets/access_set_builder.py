@@ -1,4 +1,4 @@
-"""The access set of an open transaction, which grows with each statement.
+"""The access set of a request or an open transaction, which grows with each statement.
 
 Only ROLLBACK TO removes written keys: rows that it rolls back are no longer written. But the transaction has learned
 from them that their unique values were free and their parents existed, so their written keys become reads. A key that
@@ -6,15 +6,21 @@ was also written before the savepoint stays written.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
-from bedrockish.access_sets.analysis import Analysis, CompiledFacts, access_set, tables_in_bulk
-from bedrockish.access_sets.query_names import Query
-from bedrockish.access_sets.readset import ResolvedReads
+import apsw
+
+from bedrockish.access_sets.analysis import BYTES_MAX, Analysis, CompiledFacts, access_set, tables_in_bulk
+from bedrockish.access_sets.change_capture import Capture
+from bedrockish.access_sets.query_names import Query, connection_query
+from bedrockish.access_sets.readset import ReadPlan, ResolvedReads
+from bedrockish.access_sets.table_layout import Tables
+from bedrockish.sqltext.session_settings import NONE, Settings
 from bedrockish_journal.model.access_set import WRITES, AccessSet, Range, written_in
 from bedrockish_journal.model.changes import Change
 
 
-class Growing:
+class AccessSetBuilder:
     """The reads and writes of a transaction so far.
 
     Args:
@@ -46,10 +52,21 @@ class Growing:
         plan = self._analysis.plan(piece)
         self.add_keys(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
-    def resolve(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
-        """Resolve the reads of a statement about to run; None if it reads nothing. ``query`` sees the same data."""
-        plan = self._analysis.plan(piece)
-        return None if plan.reads_nothing else plan.resolve(params, query)
+    def read_before(self, plan: ReadPlan, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
+        """Add the reads of a statement that is about to run; ``query`` sees the same data.
+
+        Some reads may depend on the statement's own writes: return these, to pass them to ``complete`` after the
+        statement has run. None: there are no such reads.
+        """
+        if plan.dependents is None:
+            if not plan.reads_nothing:
+                self.add_keys(*plan.bind(params))
+            return None
+        resolved = plan.resolve(params, query)
+        if not plan.readonly:
+            return resolved
+        self.add_keys(*resolved.keys())
+        return None
 
     def complete(self, resolved: ResolvedReads | None, changes: Sequence[Change], blind: Iterable[str]) -> None:
         """Add the reads of a statement that has made these changes; for ``blind``, see ``Resolution.add_changes``."""
@@ -71,9 +88,9 @@ class Growing:
         """Add the keys of rows that a statement has locked."""
         self._reads.update(keys)
 
-    def alone(self, piece: CompiledFacts, params: tuple[object, ...]) -> "Growing":
+    def alone(self, piece: CompiledFacts, params: tuple[object, ...]) -> "AccessSetBuilder":
         """Return a new access set with the reads of one statement, and nothing of this transaction."""
-        one = Growing(self._analysis, serializable=True)
+        one = AccessSetBuilder(self._analysis, serializable=True)
         one.read(piece, params)
         return one
 
@@ -121,22 +138,22 @@ class Growing:
             self._read_ranges |= ranges
         self._since[place:] = [(set(), set())]
 
-    def serializable(self) -> "Growing":
+    def serializable(self) -> "AccessSetBuilder":
         """Return a copy as the access set of a serializable transaction, whose reads are certified."""
-        one = Growing(self._analysis, serializable=True)
+        one = AccessSetBuilder(self._analysis, serializable=True)
         one.merge(self)
         return one
 
-    def moved(self, analysis: Analysis) -> "Growing":
+    def moved(self, analysis: Analysis) -> "AccessSetBuilder":
         """Return the same reads, writes and savepoints with another analysis, in an object that replaces this one."""
         if analysis is self._analysis:
             return self
-        one = Growing(analysis, serializable=self._serializable)
+        one = AccessSetBuilder(analysis, serializable=self._serializable)
         one.merge(self)
         one._since = self._since
         return one
 
-    def merge(self, other: "Growing") -> None:
+    def merge(self, other: "AccessSetBuilder") -> None:
         """Add the reads and writes of another access set."""
         self._reads |= other._reads
         self._read_ranges |= other._read_ranges
@@ -189,10 +206,63 @@ class Growing:
 
     def access_set(self, *, reads: bool | None = None) -> AccessSet:
         """Return the access set to certify; with the plain reads if ``reads``, by default if it is serializable."""
-        with_reads = self._serializable if reads is None else reads
-        points = set(self._probes)
-        ranges = set(self._probe_ranges)
-        if with_reads:
-            points |= self._reads
-            ranges |= self._read_ranges
+        points, ranges = self._probes, self._probe_ranges
+        if self._serializable if reads is None else reads:
+            points, ranges = points | self._reads, ranges | self._read_ranges
         return access_set(points, ranges, self._writes, self._write_ranges)
+
+    def finish(self, changes: Sequence[Change], blurred: Iterable[str]) -> AccessSet:
+        """Return the access set of a request that has made these changes; for ``blurred``, see ``changed``.
+
+        With snapshot isolation, the plain reads of a request that writes are not certified.
+        """
+        self.changed(changes, blurred)
+        return self.access_set(reads=self._serializable or not changes)
+
+
+class UnchangedStatement(NamedTuple):
+    """A statement that runs unchanged, without settings of a session."""
+
+    sql: str
+    names: Sequence[str | None]
+    auto: None = None
+    named: frozenset[str] | None = None
+    settings: Settings = NONE
+
+
+def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) -> AccessSet:
+    """Run one statement and return its reads and writes.
+
+    The statement's changes belong to the transaction that is open on the connection; without a transaction, SQLite
+    commits them. The connection's preupdate hook is replaced while the statement runs, and removed afterwards.
+
+    Args:
+        sql: one statement that does not change the schema.
+        params: a value for each parameter, in SQLite's order.
+
+    Raises:
+        apsw.Error: SQLite refuses the statement, or the statement fails.
+        TooLargeError: the changed rows are over the limit of a transaction.
+        UnsupportedError: the statement changes rows of a virtual table.
+    """
+    analysis = Analysis(db, lambda _: None)
+    capture = Capture(db, BYTES_MAX)
+    try:
+        capture.use(Tables(db))
+        builder = AccessSetBuilder(analysis, serializable=True)
+        plan = analysis.plan(UnchangedStatement(sql, [None] * len(params)))
+        resolved = plan.resolve(tuple(params), connection_query(db))
+        capture.start()
+        # Not from the statement cache: a statement that was compiled before the hook was installed may truncate a table
+        # without reporting its rows.
+        for _ in db.execute(sql, params, can_cache=False):
+            pass
+        failure = capture.failure
+        changes, touched = capture.stop()
+    finally:
+        capture.discard_changes()
+        db.preupdate_hook(None)
+    if failure is not None:
+        raise failure
+    builder.complete(resolved, changes, touched)
+    return builder.finish(changes, list(touched))

@@ -7,7 +7,7 @@ import re
 from itertools import islice
 
 from bedrockish.sqltext.known_texts import remembered
-from bedrockish.sqltext.session_settings import without_settings
+from bedrockish.sqltext.session_settings import is_on, without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
@@ -36,14 +36,14 @@ _QUERY_ONLY = re.compile(
 def switch_of(sql: str) -> tuple[str, bool | None] | None:
     """Return the name and new value (None for a query) of PRAGMA foreign_keys or legacy_alter_table; else None.
 
-    >>> switch_of("PRAGMA foreign_keys = OFF")
-    ('foreign_keys', False)
+    >>> switch_of("PRAGMA foreign_keys = OFF"), switch_of("PRAGMA foreign_keys(2)")
+    (('foreign_keys', False), ('foreign_keys', True))
     """
     found = _SWITCH.fullmatch(sql)
     if found is None:
         return None
     value = found[2]
-    return found[1].lower(), None if value is None else value.lower() in ("1", "on", "yes", "true")
+    return found[1].lower(), None if value is None else is_on(value)
 
 
 def query_only_of(sql: str) -> tuple[bool | None] | None:
@@ -53,7 +53,7 @@ def query_only_of(sql: str) -> tuple[bool | None] | None:
     ((True,), (None,), None)
     """
     found = _QUERY_ONLY.fullmatch(sql)
-    return None if found is None else (None if found[1] is None else found[1].lower() in ("1", "on", "yes", "true"),)
+    return None if found is None else (None if found[1] is None else is_on(found[1]),)
 
 
 def busy_timeout_of(sql: str) -> tuple[int | None] | None:

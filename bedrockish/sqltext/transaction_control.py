@@ -36,7 +36,7 @@ def parse_control(sql: str) -> Control | None:
     """Return the statement of transaction control that a text consists of; None for any other text.
 
     >>> parse_control("rollback transaction to savepoint a;")
-    Control(kind='ROLLBACK TO', name='a')
+    Control(kind='ROLLBACK TO', name='a', writes=False)
     >>> parse_control("SELECT 1") is None
     True
     """

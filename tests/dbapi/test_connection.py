@@ -219,6 +219,7 @@ def test_foreign_keys_off_holds_during_schema_changes(
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     connection.execute(f"INSERT INTO {table}c VALUES (1)")
     connection.commit()
+    connection.execute("PRAGMA foreign_keys = 2")  # each number except 0 switches on, as in SQLite
     assert connection.execute("PRAGMA foreign_keys").fetchall() == [(1,)]
     connection.execute("PRAGMA foreign_keys = OFF")
     connection.execute("PRAGMA legacy_alter_table = OFF")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bedrockish.errors import BedrockishError, TemporaryLostError, UsageError
 
-FRESH = "+"
+FRESH = "+"  # begins a name under which the node has no objects yet
 
 
 @dataclass(slots=True)

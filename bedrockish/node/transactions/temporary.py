@@ -8,6 +8,7 @@ from functools import partial
 import trio
 
 from bedrockish.api.requests import STRICT, Answer, Request
+from bedrockish.api.temporary import FRESH
 from bedrockish.config.config import Bounds
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
@@ -24,7 +25,6 @@ from bedrockish.node.transactions.open import OpenTransaction, checked
 from bedrockish.node.transactions.places import Services, WorkspacePlace
 from bedrockish.node.transactions.visibility import checked_read
 
-FRESH = "+"
 ENDED_MAX = 1_000  # the most dropped workspaces for which the reason is kept for a later step of the client
 ENDING_S, LOOK_S = 5.0, 0.01
 _ELSEWHERE = "they were at another node, or on a link that was lost"

@@ -219,7 +219,8 @@ def _unstable_function(db: apsw.Connection, table: CapturedTable) -> str:
     """Return the name of a nondeterministic function in a table's CHECKs; empty without one."""
     columns = [table.columns[place] for place in table.writable]  # name all columns, so that no DEFAULT is evaluated
     marks = ", ".join("?" * len(columns))
-    sql = f"EXPLAIN INSERT INTO {quote(table.name)}({', '.join(map(quote, columns))}) VALUES ({marks})"
+    # ABORT prevails over NOT NULL ON CONFLICT REPLACE, which would evaluate a DEFAULT.
+    sql = f"EXPLAIN INSERT OR ABORT INTO {quote(table.name)}({', '.join(map(quote, columns))}) VALUES ({marks})"
     cursor = db.cursor()
     # Triggers and foreign keys are off: functions in triggers and missing parents do not matter here.
     before = [(one, db.config(one, -1)) for one in _SWITCHES]

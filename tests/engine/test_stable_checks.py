@@ -52,6 +52,7 @@ STABLE = (
     "CREATE TABLE t(x INT CHECK (x > 0) REFERENCES yet_to_come)",
     "CREATE TABLE t(x INT CHECK (x > 0), n DEFAULT (random()), r REFERENCES t(n))",
     "CREATE TABLE t(x CHECK (x > 0 AND stable(x) AND x LIKE '%' AND x <> x'fffe'), y DEFAULT (random()))",
+    "CREATE TABLE t(x CHECK (x > 0), n NOT NULL ON CONFLICT REPLACE DEFAULT (random()))",
     "CREATE TABLE t(x CHECK (date(x) > '2020-01-01'), y DEFAULT (loose(1)), z DEFAULT CURRENT_TIMESTAMP)",
     "CREATE TABLE t(x CHECK (x > 0) DEFAULT (cluster_clock()), g AS (x + 1) STORED, v AS (stable(g)) CHECK (v > 0))",
 )

@@ -434,8 +434,11 @@ class LocalSteps:
         for table, found in one.ids:
             tables.setdefault(table, []).append(found)
         for table, ids in tables.items():
-            with suppress(UsageError):  # if the node refuses, it gives rows other ids, and the move fails
-                await self._session._call(Ask(0, UPKEEP, asked={"do": "lease", "table": table, "back": ids}), timeout_s)
+            # The node assigns the ids of the last call first.
+            for at in reversed(range(0, len(ids), LEASE_MAX)):
+                asked = {"do": "lease", "table": table, "back": ids[at : at + LEASE_MAX]}
+                with suppress(UsageError):  # if the node refuses, it gives rows other ids, and the move fails
+                    await self._session._call(Ask(0, UPKEEP, asked=asked), timeout_s)
 
     async def _repeat(self, request: Request, logged: Sequence[ExecutedStatement], op: str, timeout_s: float) -> None:
         """Repeat statements at the node; raise a ConflictError if the results differ from those in this process."""

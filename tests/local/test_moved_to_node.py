@@ -8,6 +8,7 @@ from bedrockish import dbapi
 from bedrockish.client.blocking import Connection
 from bedrockish.errors import ConflictError, ConstraintError, UnsupportedError
 from bedrockish.local import transaction
+from bedrockish.local.leased_ids import LEASE_MAX
 from tests.local.conftest import here
 from tools.cluster import LocalNode
 
@@ -63,6 +64,18 @@ def test_moved_transaction_keeps_the_ids_of_its_rows(db: Connection, other: Conn
         assert [row[0] for row in rows] == told
     ids = [row[0] for row in other.execute(f"SELECT id FROM {table}").rows]
     assert len(ids) == len(set(ids)) == 2 + 3 * 4
+
+
+def test_moved_transaction_keeps_the_ids_of_several_leases(node: LocalNode, table: str) -> None:
+    """sqlite3's ``executemany`` before a CREATE INDEX in the same transaction."""
+    with closing(dbapi.connect(node.database)) as own:
+        own.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a)")
+        own.commit()
+        own.executemany(f"INSERT INTO {table}(a) VALUES (?)", [(number,) for number in range(2 * LEASE_MAX + 1)])
+        told = own.execute(f"SELECT id, a FROM {table} ORDER BY id").fetchall()
+        own.execute(f"CREATE INDEX {table}a ON {table}(a)")
+        own.commit()
+        assert own.execute(f"SELECT id, a FROM {table} ORDER BY id").fetchall() == told
 
 
 def test_moved_transaction_with_another_result_is_lost(db: Connection, other: Connection, table: str) -> None:

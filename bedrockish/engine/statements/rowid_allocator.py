@@ -137,7 +137,7 @@ class AutoIds:
         return ids
 
     def take_back(self, table: str, ids: list[int]) -> None:
-        """Take leased, unused ids back; the next rows of the table get them, in this order.
+        """Take leased, unused ids back; its next rows get them, in this order, before those of earlier calls.
 
         Ids that this node did not lease are ignored: a client could return the greatest possible id, after which each
         INSERT into the table would fail.
@@ -145,7 +145,7 @@ class AutoIds:
         highest = self._highest.get(table, 0)
         leased = [one for one in ids if 0 < one <= highest and (one - self._own) % self._stripes == 0]
         if leased:
-            self._back[table] = leased[::-1]
+            self._back[table] = self._back.get(table, []) + leased[::-1]
 
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
         """Return the error for a table whose ids are used up, else None. SQLite would report a full disk."""

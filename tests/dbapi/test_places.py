@@ -95,6 +95,20 @@ def test_connection_with_mode_ro_cannot_write_by_the_name_of_a_temp_table(made: 
     made.executescript("DROP TABLE late; DROP TABLE shadowed")
 
 
+def test_pragma_optimize_in_an_open_transaction_is_a_hint_that_changes_nothing(connection: db.Connection) -> None:
+    connection.execute("CREATE TABLE hinted(id INTEGER PRIMARY KEY, a)")
+    connection.execute("CREATE INDEX hinted_a ON hinted(a)")
+    connection.commit()
+    connection.executemany("INSERT INTO hinted VALUES (?, ?)", [(number, number) for number in range(1_000)])
+    assert connection.execute("PRAGMA optimize").fetchall() == []
+    connection.commit()
+    assert connection.execute("SELECT count(*) FROM hinted").fetchone() == (1_000,)
+    connection.execute("PRAGMA optimize")
+    assert connection.execute("SELECT stat FROM sqlite_stat1 WHERE tbl = 'hinted'").fetchone() == ("1000 1",)
+    connection.execute("DROP TABLE hinted")
+    connection.commit()
+
+
 @pytest.mark.parametrize("interface", ["path"], indirect=True)
 def test_pragma_optimize_gathers_no_statistics_for_a_connection_that_only_reads(made: db.Connection, url: str) -> None:
     made.executescript("CREATE TABLE lacks_statistics(a); INSERT INTO lacks_statistics VALUES (1)")

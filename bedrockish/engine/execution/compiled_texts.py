@@ -85,9 +85,16 @@ class CompiledTexts:
 
     # -- compiling -------------------------------------------------------------------------------------------------
 
-    def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
+    def pieces(
+        self, statement: Statement, user: str = "", *, optimizes: bool = True
+    ) -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
         """Yield the compiled statements of a text with their parameters; the caller runs each before it requests the
         next.
+
+        Args:
+            statement: the text, with the parameters of its statements.
+            user: the user whose rights are checked.
+            optimizes: whether PRAGMA optimize may gather statistics; otherwise it does nothing.
 
         Raises:
             ForbiddenError: the user may not run it.
@@ -103,7 +110,7 @@ class CompiledTexts:
         (settings, at), until_schema = split_settings(statement.sql), True
         while at < len(statement.sql):
             with self._governor.judging(statement.sql):
-                piece, at = self._compile_next(statement.sql, at, settings, rights)
+                piece, at = self._compile_next(statement.sql, at, settings, rights, optimizes=optimizes)
             if piece.kind == EMPTY:
                 continue
             if piece.kind == WRITE:
@@ -151,10 +158,17 @@ class CompiledTexts:
         return piece, after
 
     def _compile_next(
-        self, sql: str, at: int, settings: Settings, rights: Rights | None, *, has_changed: bool = False
+        self,
+        sql: str,
+        at: int,
+        settings: Settings,
+        rights: Rights | None,
+        *,
+        has_changed: bool = False,
+        optimizes: bool = True,
     ) -> tuple[Compiled, int]:
         is_limited = rights is not None and rights.role < ADMIN
-        optimizes = rights is None or rights.role >= OWNER
+        optimizes = optimizes and (rights is None or rights.role >= OWNER)
         piece, after = self._guard.compile_next(sql, at, is_limited=is_limited, optimizes=optimizes)
         if settings and piece.kind != EMPTY:
             guard, text = self._guard, piece.sql

@@ -95,7 +95,8 @@ class Interactive:
             UnsupportedError: a statement cannot be replicated, or not in a transaction.
         """
         self.check_schema(work)
-        found = self._executor.texts.pieces(statement, work.user)
+        # Statistics would need a private copy of the database, and PRAGMA optimize is only a hint.
+        found = self._executor.texts.pieces(statement, work.user, optimizes=False)
         while True:
             self.engine.wait_for_writer()
             self.parts.applier.switch_on()  # otherwise a statement would be compiled without its triggers

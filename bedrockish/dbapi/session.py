@@ -28,7 +28,7 @@ from bedrockish.dbapi.temporary_names import TemporaryNames
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError, UnsupportedError
 from bedrockish.sqltext.keys_off_sections import PARENTS, TRIGGERS, check_no_action
 from bedrockish.sqltext.session_settings import first_setting
-from bedrockish.sqltext.session_values import SessionValues, rows_before
+from bedrockish.sqltext.session_values import SessionValues, has_run, rows_before
 from bedrockish.sqltext.statement_kinds import (
     PRAGMA,
     READ,
@@ -297,7 +297,7 @@ class Session:
                 if alone:
                     self.rollback()
                     self.link.values.restore(before)
-                    if isinstance(error, ConstraintError):
+                    if has_run(error):
                         self.link.values.changes = 0
                 else:
                     self.changes += total + (rows_before(error) if isinstance(error, BedrockishError) else 0)

@@ -23,6 +23,7 @@ _NAMES = {_ROWID, "changes", "total_changes"}
 _TABLE, _QUERY = (re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in ("TABLE", "SELECT|VALUES|WITH"))
 _NO_COLUMN = "(/*nothing*/)"
 NOTHING = f'SELECT 1 AS "{_NO_COLUMN}" WHERE 0'  # takes the place of a statement that returns no columns in SQLite
+SQLITE_ERROR = 1  # SQLite's code for SQL that does not compile, and for some errors of statements that run
 WROTE = "wrote"
 """A key in the details of a step's error, for the statements before the failed one: the number of rows that they
 changed, the number that the last writing one changed (-1 if none writes), and the rowid inserted last, or 0."""
@@ -59,10 +60,10 @@ class SessionValues:
                 self.last_insert_rowid = one.lastrowid
 
     def note_error(self, error: BaseException) -> None:
-        """Update the values after a failed step: SQLite counts no changed row if a statement broke a constraint."""
+        """Update the values after a failed step: SQLite counts no changed row if a statement failed while it ran."""
         if isinstance(error, BedrockishError):
             self.see_before(error)
-        if isinstance(error, ConstraintError):
+        if has_run(error):
             self.changes = 0
 
     def see_before(self, error: BedrockishError) -> None:
@@ -180,6 +181,13 @@ def failed_at(results: Sequence[_Counted], error: BaseException | None = None) -
         place += error.details["statement"]
     wrote = [values.total_changes, values.changes, values.last_insert_rowid]
     return {"statement": place, **({WROTE: wrote} if wrote != [0, -1, 0] else {})}
+
+
+def has_run(error: BaseException) -> bool:
+    """Return whether a statement that writes failed while it ran, which its code shows, except for SQLITE_ERROR."""
+    if not isinstance(error, BedrockishError) or isinstance(error, ConstraintError):
+        return isinstance(error, ConstraintError)
+    return error.details.get("sqlite", SQLITE_ERROR) != SQLITE_ERROR and kind_of(error.details.get("sql", "")) == WRITE
 
 
 def rows_before(error: BedrockishError) -> int:

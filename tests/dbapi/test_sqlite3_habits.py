@@ -601,6 +601,13 @@ def test_last_insert_rowid_and_changes_belong_to_the_connection(url: str, mode: 
         connection.execute(f"INSERT INTO {name}(id) VALUES ({first})")
     assert connection.execute(asked).fetchone() == (first + 1, 0, 3)
     connection.rollback()
+    connection.execute(f"UPDATE {name} SET x = 'c'")
+    with pytest.raises(db.IntegrityError, match="datatype mismatch"):
+        connection.execute("SELECT 1 LIMIT 'a'")
+    assert connection.execute("SELECT changes()").fetchone() == (2,)
+    with pytest.raises(db.IntegrityError, match="datatype mismatch"):
+        connection.execute(f"UPDATE {name} SET id = 'text'")
+    assert connection.execute("SELECT changes()").fetchone() == (0,)
     connection.close()
     other.close()
 

@@ -16,7 +16,7 @@ from bedrockish_journal.storage.schema_history import ACTIVE, FAILED, SCHEDULED,
 from bedrockish_journal.verify.replay import digest, replay
 from bedrockish_journal.verify.restore import restore
 from bedrockish_journal.verify.verify import verify
-from tests.engine.nodes import MEMBERSHIP, Sql, TestNode
+from tests.engine.nodes import Sql, TestNode
 
 
 def decide(node: TestNode, *statements: Sql, after: int = 10) -> Entry:
@@ -164,19 +164,6 @@ def test_dropping_a_parent_table_treats_children_as_sqlite_does(shop: TestNode, 
     assert shop.rows("SELECT * FROM part") == [(None,), (None,)]
     shop.engine.flush()
     assert replay([shop.path], tmp_path / "made.sqlite").digest == digest(shop.path)
-
-
-def test_file_of_an_earlier_version_gets_the_schema_history_table(shop: TestNode) -> None:
-    shop.engine.flush()
-    shop.engine.close()
-    db = apsw.Connection(str(shop.path))
-    db.execute("DROP TABLE bedrockish_schema")
-    db.close()
-    shop.engine = Engine.open(shop.path, founding=None)
-    assert history(shop) == []
-    shop.run("CREATE TABLE later(x)")
-    assert [row[:2] for row in history(shop)] == [(2, ACTIVE)]
-    assert MEMBERSHIP.voters
 
 
 def test_encoded_transaction_has_its_activation_clock(shop: TestNode) -> None:

@@ -272,21 +272,6 @@ def test_journal_with_a_damaged_pack_can_be_pruned(world: World) -> None:
         assert pruning.marks(db)[made.leader] == pruning.marks(db)[made.leader]._replace(tick=made.last, hash=made.hash)
 
 
-def test_file_without_the_table_of_packs_can_be_verified_and_pruned(world: World) -> None:
-    """A file of an earlier release has no such table, until a node opens it."""
-    db = world.nodes["A"].db
-    with db:
-        db.execute("DROP TABLE bedrockish_packed")
-    assert verify(world.paths).findings == []
-    with db:
-        pruning.remove(db, pruning.plan(db, pruning.clock_at(db, 0.5)))
-    assert pruning.size(db)[0] > 0
-    store.complete(db)
-    before = everything(db)
-    assert pack(db)
-    assert everything(db) == before
-
-
 def test_pack_is_found_by_each_of_its_places(world: World) -> None:
     db = world.nodes["A"].db
     made = pack(db)[2]

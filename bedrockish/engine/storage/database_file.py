@@ -495,7 +495,6 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         found = system.get_meta(db, "format")
         if found != system.FORMAT:
             raise ConfigError(f"{path} has the format {found}, this program reads {system.FORMAT}; use its own version")
-        schema.create(db)  # files of earlier versions lack these tables
         _check_own(db, path)
         _check_level(path, read_membership(system.get_meta(db, "membership")).level)
         node = system.get_meta(db, "node")

@@ -188,16 +188,8 @@ def set_aside(db: AnyConnection, sql: str) -> Iterator[None]:
         _run(db, _VIEW, ())
 
 
-def has_packs(db: AnyConnection) -> bool:
-    """Return whether the file has the table of packs, which a file of an earlier release lacks."""
-    query = f"SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = '{TABLE}'"
-    return any(True for _ in db.execute(query))
-
-
 def find(db: AnyConnection, leader: str, tick: int) -> Pack | None:
     """Return the pack that has the entry of a tick, or None."""
-    if not has_packs(db):
-        return None
     for first, last, prev, digest, entries in list(db.execute(_FIND, (leader, tick))):
         typed = type(first), type(last), type(prev), type(digest), type(entries)
         if typed == (int, int, bytes, bytes, bytes) and first <= tick:
@@ -281,8 +273,6 @@ def cut(db: AnyConnection, leader: str, upto: int) -> None:
     Args:
         upto: a tick that ``cuttable`` returned; the rows up to it are removed already.
     """
-    if not has_packs(db):
-        return
     found = find(db, leader, upto)
     _run(db, f"DELETE FROM main.{TABLE} WHERE leader = ? AND last <= ?", (leader, upto))
     entries = found.unpack()[upto + 1 - found.first :] if found is not None else []
@@ -309,8 +299,6 @@ def cuttable(db: AnyConnection, leader: str, upto: int, most: int) -> int:
 
 def packed_bytes(db: AnyConnection) -> int:
     """Return an estimate of the bytes of all packs, by a sample of some hundred; the entries' rows are not counted."""
-    if not has_packs(db):
-        return 0
     first, last = next(iter(db.execute(_ENDS)))
     if first is None:
         return 0

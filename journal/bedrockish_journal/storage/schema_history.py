@@ -43,7 +43,7 @@ class SchemaStanding(NamedTuple):
 
 
 def create(db: apsw.Connection) -> None:
-    """Create the table, in a file of an earlier version too."""
+    """Create the table, if it is not there."""
     db.execute(DDL)
 
 
@@ -104,11 +104,11 @@ def standing(db: apsw.Connection, txid: Txid) -> SchemaStanding:
 
 
 def settled(db: apsw.Connection) -> set[Txid]:
-    """Return the changes that were activated, or failed to, in this file; empty for a file of an earlier version."""
+    """Return the changes that were activated, or failed to, in this file; empty for a segment."""
     try:
         rows: list[Any] = db.execute(
             "SELECT clock, leader FROM bedrockish_schema WHERE state <> ?", (SCHEDULED,)
         ).fetchall()
-    except apsw.SQLError:  # a file that an earlier version wrote and no later one has opened
+    except apsw.SQLError:  # a segment does not have the table
         return set()
     return {Txid(int(clock), str(leader)) for clock, leader in rows}

@@ -68,7 +68,7 @@ def begin_with(source: Source) -> Beginning:
     path, db = source
     try:
         change = scheduled(db)
-    except apsw.SQLError:  # a file that an earlier version wrote and no later one has opened
+    except apsw.SQLError:  # a segment does not have the table
         change = None
     waiting = find_txid(db, change.txid)[0] if change is not None else None
     return Beginning((path, db), heads(db), waiting, latest(db))

@@ -95,7 +95,7 @@ def _statements(feed: OpenJournal) -> Iterator[str]:
         for (text,) in list(feed.ask(_KEPT, ())):
             yield from _split(str(text))
         return
-    for (body,) in list(feed.ask(_IN_JOURNAL, ())):  # a file of an earlier release
+    for (body,) in list(feed.ask(_IN_JOURNAL, ())):  # a journal that no node wrote
         with suppress(EntryMalformedError, TypeError, RecursionError):
             yield from decode_statements(decode_transaction(body).changes)
 

@@ -84,7 +84,7 @@ MAY_IMPORT = {
         "bedrockish !bedrockish.cli bedrockish_journal.feed bedrockish_net trio httptools prometheus_client"
     ),
     "bedrockish/dbapi": "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.node apsw "
-    "bedrockish_journal.storage.virtual_tables",
+    "bedrockish_journal.model.plain_names bedrockish_journal.storage.virtual_tables",
     "bedrockish/django": "bedrockish.common bedrockish.django bedrockish.dbapi apsw django",
     "bedrockish/sqlalchemy": "bedrockish.api bedrockish.common bedrockish.errors bedrockish.sqlalchemy sqlalchemy",
     "examples/shop": "examples.shop sqlalchemy",

@@ -8,21 +8,22 @@ from typing import Any, Literal, Self
 from bedrockish.dbapi.errors import DataError, NotSupportedError, OperationalError, ProgrammingError
 from bedrockish.errors import TooLargeError
 from bedrockish.sqltext.literals import literal
-from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows, parse_virtual, shadow_names
+from bedrockish_journal.model.plain_names import is_users, quote
+from bedrockish_journal.storage.virtual_tables import (
+    ROWID_NAMES,
+    is_virtual,
+    made_after_rows,
+    parse_virtual,
+    shadow_names,
+)
 
-OURS = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
 ORDER = "type = 'table' DESC, CASE type WHEN 'table' THEN name END, rowid"  # the order of sqlite3's iterdump
-OBJECTS = f"SELECT name, type, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {OURS} ORDER BY {ORDER}"
+OBJECTS = f"SELECT name, type, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {is_users()} ORDER BY {ORDER}"
 Run = Callable[..., Iterable[tuple[Any, ...]]]
 
 
 OFFSET_MAX = (1 << 31) - 1  # SQLite's limit for the length of a value
 PAGE = 1_000  # rows of one query
-
-
-def quoted(name: str) -> str:
-    """Return a name as a double-quoted SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 class Blob:
@@ -114,10 +115,10 @@ class Blob:
 
 def rowid_of(run: Run, table: str) -> str | None:
     """Return a name of a table's rowid in SQL; None if the table has no rowid, or no name is left for it."""
-    if any(row[4] for row in run(f"PRAGMA table_list({quoted(table)})") if row[0] == "main"):
+    if any(row[4] for row in run(f"PRAGMA table_list({quote(table)})") if row[0] == "main"):
         return None
-    names = {row[1].lower() for row in run(f"PRAGMA table_xinfo({quoted(table)})")}
-    return next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None)
+    names = {row[1].lower() for row in run(f"PRAGMA table_xinfo({quote(table)})")}
+    return next((name for name in ROWID_NAMES if name not in names), None)
 
 
 def _key_of(run: Run, table: str) -> list[str]:
@@ -128,16 +129,16 @@ def _key_of(run: Run, table: str) -> list[str]:
     rowid = rowid_of(run, table)
     if rowid is not None:
         return [rowid]
-    of_key = [row[1] for row in run(f"PRAGMA index_list({quoted(table)})") if row[3] == "pk"]
-    if not of_key or not any(row[4] for row in run(f"PRAGMA table_list({quoted(table)})") if row[0] == "main"):
+    of_key = [row[1] for row in run(f"PRAGMA index_list({quote(table)})") if row[3] == "pk"]
+    if not of_key or not any(row[4] for row in run(f"PRAGMA table_list({quote(table)})") if row[0] == "main"):
         return []
-    columns = [row for row in run(f"PRAGMA index_xinfo({quoted(of_key[0])})") if row[5]]
+    columns = [row for row in run(f"PRAGMA index_xinfo({quote(of_key[0])})") if row[5]]
     (sql,) = next(iter(run("SELECT sql FROM sqlite_schema WHERE type = 'table' AND lower(name) = lower(?)", (table,))))
     if "collate" not in str(sql).lower():
-        return [quoted(row[2]) for row in columns]
+        return [quote(row[2]) for row in columns]
     # The key's collation is written into the terms, because it may distinguish values that the column's own collation
     # does not. It is left out where it can be: with COLLATE, SQLite compares several columns without the key's index.
-    return [f"{quoted(row[2])} COLLATE {quoted(row[4])}" for row in columns]
+    return [f"{quote(row[2])} COLLATE {quote(row[4])}" for row in columns]
 
 
 def rows_of(run: Run, table: str, wanted: str) -> Iterator[tuple[Any, ...]]:
@@ -147,13 +148,13 @@ def rows_of(run: Run, table: str, wanted: str) -> Iterator[tuple[Any, ...]]:
     """
     key = _key_of(run, table)
     if not key:
-        yield from run(f"SELECT {wanted} FROM {quoted(table)}")
+        yield from run(f"SELECT {wanted} FROM {quote(table)}")
         return
     names, marks = ", ".join(key), ", ".join("?" for _ in key)
     after, last = "", tuple[Any, ...]()
     count = PAGE
     while True:
-        sql = f"SELECT {names}, {wanted} FROM {quoted(table)} {after} ORDER BY {names} LIMIT {count}"
+        sql = f"SELECT {names}, {wanted} FROM {quote(table)} {after} ORDER BY {names} LIMIT {count}"
         try:
             page = list(run(sql, last))
         except DataError as error:
@@ -173,8 +174,8 @@ def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], N
     Raises:
         OperationalError: there is no such row, or the value is neither text nor a blob.
     """
-    # The column is named with its table, because SQLite reads an unknown quoted name without a table as a string.
-    found = list(run(f"SELECT {quoted(table)}.{quoted(column)} FROM {quoted(table)} WHERE rowid = ?", (row,)))
+    # The column is named with its table, because SQLite reads an unknown quote name without a table as a string.
+    found = list(run(f"SELECT {quote(table)}.{quote(column)} FROM {quote(table)} WHERE rowid = ?", (row,)))
     if not found:
         raise OperationalError(f"no such rowid: {row}")
     value = found[0][0]
@@ -209,7 +210,7 @@ def contents(run: Run) -> tuple[list[tuple[str, str]], list[str]]:
 
 def columns_of(run: Run, table: str, sql: str) -> list[str]:
     """Return the columns that an INSERT copies: all but generated ones; of some virtual tables, the rowid, too."""
-    columns = [row[1] for row in run(f"PRAGMA table_info({quoted(table)})")]  # without generated ones
+    columns = [row[1] for row in run(f"PRAGMA table_info({quote(table)})")]  # without generated ones
     return ["rowid", *columns] if is_virtual(sql) and parse_virtual(table, sql).names_rowid else columns
 
 
@@ -224,10 +225,10 @@ def dump(run: Run) -> Iterator[str]:
     for name, sql in tables:
         yield f"{sql};"
         columns = columns_of(run, name, sql)
-        values = ", ".join(map(quoted, columns))
-        every = len(list(run(f"PRAGMA table_xinfo({quoted(name)})"))) == len(columns) and not is_virtual(sql)
-        listed = "" if every else f"({','.join(map(quoted, columns))})"
-        prefix = f"INSERT INTO {quoted(name)}{listed} VALUES("
+        values = ", ".join(map(quote, columns))
+        every = len(list(run(f"PRAGMA table_xinfo({quote(name)})"))) == len(columns) and not is_virtual(sql)
+        listed = "" if every else f"({','.join(map(quote, columns))})"
+        prefix = f"INSERT INTO {quote(name)}{listed} VALUES("
         marks = parse_virtual(name, sql).marks if is_virtual(sql) else {}
         given = [marks.get(column, "?") for column in columns]
         for row in rows_of(run, name, values):
@@ -254,11 +255,11 @@ def copy(run: Run, target: sqlite3.Connection) -> None:
         tables, following = contents(run)
         for name, sql in tables:
             target.execute(sql)
-            names = [quoted(name) for name in columns_of(run, name, sql)]
+            names = [quote(name) for name in columns_of(run, name, sql)]
             rowid = None if is_virtual(sql) else rowid_of(run, name)
             names += [rowid] if rowid is not None else []  # other tables may refer to rows by rowid
             columns, marks = ", ".join(names), ", ".join("?" for _ in names)
-            insert = f"INSERT INTO {quoted(name)}({columns}) VALUES ({marks})"
+            insert = f"INSERT INTO {quote(name)}({columns}) VALUES ({marks})"
             target.executemany(insert, rows_of(run, name, columns))
         for sql in following:
             target.execute(sql)

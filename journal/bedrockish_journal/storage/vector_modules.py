@@ -16,6 +16,8 @@ from typing import Any
 
 import apsw
 
+from bedrockish_journal.model.plain_names import quote
+
 BUSY_MS = 5_000  # the most milliseconds that a connection waits for the locks of other programs
 VEC0, VEC1 = "vec0", "vec1"
 VECTORS = (VEC0, VEC1)
@@ -72,7 +74,7 @@ class ModuleConnection(apsw.Connection):
         for schema in self.db_names():
             if schema == "temp":
                 continue  # no virtual table is temporary
-            name = _quoted(schema)
+            name = quote(schema)
             version = self.execute(f"PRAGMA {name}.schema_version").get
             if version == self._seen.get(schema, 0):
                 continue
@@ -82,8 +84,8 @@ class ModuleConnection(apsw.Connection):
                     self.authorizer, self.is_shielded = None, True
                     named: list[Any] = self.execute(_TABLES.format(name), (schema,)).fetchall()
                     for table, key in named:
-                        found = f"SELECT * FROM {name}.{_quoted(table)}"
-                        for which in (f"WHERE {_quoted(key)} = -1", "LIMIT 1"):  # the first fails if texts are keys
+                        found = f"SELECT * FROM {name}.{quote(table)}"
+                        for which in (f"WHERE {quote(key)} = -1", "LIMIT 1"):  # the first fails if texts are keys
                             with suppress(apsw.Error):
                                 self.execute(f"{found} {which}").fetchall()
                 finally:
@@ -93,10 +95,6 @@ class ModuleConnection(apsw.Connection):
     def forget_vec0(self) -> None:
         """Let ``prepare_vec0`` run again: after a rollback of a schema change, vec0 has lost its statement."""
         self._seen.clear()
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 SqliteError = apsw.Error

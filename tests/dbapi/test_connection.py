@@ -387,6 +387,16 @@ def test_connection_has_total_changes_and_token(connection: db.Connection, table
     second.close()
 
 
+def test_row_with_id_0_before_a_schema_change_is_no_conflict(connection: db.Connection, table: str) -> None:
+    """An id of 0 leaves ``last_insert_rowid()`` as it was, on the private copy of the schema change, too."""
+    connection.execute(f"INSERT INTO {table}(id) VALUES (9)")
+    for number in (0, 8, 0):  # the last two run a text again
+        connection.execute(f"REPLACE INTO {table}(id) VALUES (?)", (number,))
+    connection.execute(f"CREATE INDEX {table}_amount ON {table}(amount)")
+    connection.commit()
+    assert connection.execute(f"SELECT id FROM {table} ORDER BY id").fetchall() == [(0,), (8,), (9,)]
+
+
 def test_transaction_whose_only_change_of_the_schema_failed_commits_its_rows(
     connection: db.Connection, table: str
 ) -> None:

@@ -283,7 +283,7 @@ class Interactive:
         if found is None or touched:  # the rows that the hook cannot show must be found after each single statement
             self._undo_statement(work)
             return []
-        work.lastrowid = db.last_insert_rowid()
+        work.lastrowid = db.last_insert_rowid() or work.lastrowid
         if not recipe.plan.reads_nothing:
             for _, params in found:
                 work.sets.read(recipe.piece, params)
@@ -352,7 +352,7 @@ class Interactive:
         else:
             assert not touched
             self._add(work, changes, [])
-        work.lastrowid, work.wrote = db.last_insert_rowid(), True
+        work.lastrowid, work.wrote = db.last_insert_rowid() or work.lastrowid, True
         return Result((), [], rowcount, work.lastrowid or None)
 
     def _undo_write(self, work: TransactionWork, *, in_savepoint: bool) -> None:
@@ -620,7 +620,7 @@ class Interactive:
         if self.engine.scope.locked:
             work.sets.lock(self.engine.scope.take_locked())
         self._keep(work, changes, touched)
-        work.lastrowid = db.last_insert_rowid()
+        work.lastrowid = db.last_insert_rowid() or work.lastrowid
         work.wrote = work.wrote or piece.kind == WRITE
         return Result(piece.columns, rows, rowcount, work.lastrowid or None), size
 
@@ -723,7 +723,7 @@ class Interactive:
                         raise
                     return  # the statement was undone, and its own error tells why
                 if len(work.changes) > before:
-                    work.lastrowid, work.wrote = lastrowid, True
+                    work.lastrowid, work.wrote = lastrowid or work.lastrowid, True
                 db.set_last_insert_rowid(work.lastrowid)
                 return
         is_of_keys = error.details.get("sqlite") == apsw.SQLITE_CONSTRAINT_FOREIGNKEY

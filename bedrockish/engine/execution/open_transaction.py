@@ -83,7 +83,7 @@ class TransactionWork:
     marks: list[Savepoint] = field(default_factory=list)
     size: int = 0  # an estimate of the bytes of the changes
     searched: int = 0  # the bytes of text that FTS5 has to index for the changes
-    lastrowid: int = 0
+    lastrowid: int = 0  # an id of 0 does not change it, as in the private copy of a schema change
     wrote: bool = False  # whether a statement that writes has succeeded, even if it changed no row
     # The statements that were run, which run again if the transaction changes the schema later; None if there were too
     # many.

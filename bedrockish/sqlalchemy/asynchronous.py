@@ -1,10 +1,12 @@
 """The dialect for ``create_async_engine("bedrockish://…")``: the DB-API, whose calls run in threads, for asyncio.
 
 A call of the DB-API waits for a node, so it runs in a thread of asyncio's pool while the program's other tasks run.
-Results are complete when ``execute`` returns, so only a streamed result needs a thread for fetching.
+``execute`` keeps the rows of a result, so only a streamed result needs a thread for fetching. Programs read a result also
+after their transaction, when the pool has closed its connection, as with other drivers for asyncio.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -29,6 +31,7 @@ class AsyncCursor:
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
+        self._rows: deque[Any] = deque()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cursor, name)
@@ -44,16 +47,41 @@ class AsyncCursor:
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
         """Run one statement."""
-        _in_thread(self._cursor.execute, sql, parameters if parameters is not None else ())
+        _in_thread(self._execute, sql, parameters if parameters is not None else ())
         return self
 
     def executemany(self, sql: str, every: Any) -> Any:
         """Run one statement with each of many parameters."""
+        self._rows.clear()
         _in_thread(self._cursor.executemany, sql, every)
         return self
 
+    def fetchone(self) -> Any:
+        """Return the next row; None after the last row."""
+        return self._rows.popleft() if self._rows else None
+
+    def fetchmany(self, size: int | None = None) -> Any:
+        """Return the next rows, ``arraysize`` by default."""
+        count = self.arraysize if size is None else size
+        return [self._rows.popleft() for _ in range(min(count, len(self._rows)))]
+
+    def fetchall(self) -> Any:
+        """Return all rows that are left."""
+        rows, self._rows = list(self._rows), deque()
+        return rows
+
+    def close(self) -> None:
+        """Close the cursor and drop its result."""
+        self._rows.clear()
+        self._cursor.close()
+
     async def _async_soft_close(self) -> None:
         """Do nothing: a result holds nothing at a node."""
+
+    def _execute(self, sql: str, parameters: Any) -> None:
+        self._rows.clear()
+        self._cursor.execute(sql, parameters)
+        self._rows.extend(self._cursor.fetchall())
 
 
 class AsyncStreamingCursor(AsyncCursor):
@@ -79,6 +107,9 @@ class AsyncStreamingCursor(AsyncCursor):
 
     async def _async_soft_close(self) -> None:
         await asyncio.to_thread(self._cursor.close)
+
+    def _execute(self, sql: str, parameters: Any) -> None:
+        self._cursor.execute(sql, parameters)
 
 
 class AsyncConnection:

@@ -12,6 +12,7 @@ from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, cre
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, selectinload, sessionmaker
+from sqlalchemy.pool import NullPool
 
 from bedrockish.sqlalchemy import run_transaction, run_transaction_async
 from bedrockish.sqlalchemy.again import MADE_MAX, repeated
@@ -82,6 +83,25 @@ def test_sqlalchemy_orm_works_on_asyncio(cluster: LocalCluster) -> None:
             assert (await session.scalars(select(Owner.name))).all() == ["Ann"]
 
     on_asyncio(cluster, work)
+
+
+def test_a_result_is_read_after_its_connection_was_closed(cluster: LocalCluster) -> None:
+    """As with other drivers for asyncio: a pool may close the connection as soon as the transaction has ended."""
+
+    async def work(engine: AsyncEngine) -> None:
+        alone = create_async_engine(engine.url, poolclass=NullPool)
+        async with AsyncSession(alone, expire_on_commit=False) as session:
+            session.add_all([Owner(name="Ann"), Owner(name="Bob"), Owner(name="Cleo")])
+            await session.commit()
+            found = [await session.execute(text("SELECT name FROM owner ORDER BY name")) for _ in range(3)]
+            await session.commit()
+            assert found[0].scalars().all() == ["Ann", "Bob", "Cleo"]
+            assert found[1].first() == ("Ann",)
+            assert [found[2].fetchone(), *found[2].fetchmany(5)] == [("Ann",), ("Bob",), ("Cleo",)]
+        await alone.dispose()
+
+    on_asyncio(cluster, work)
+
 
 
 async def fails(make: async_sessionmaker[AsyncSession]) -> None:

@@ -1,13 +1,18 @@
 """The dialect for ``create_async_engine("bedrockish://…")``: the DB-API, whose calls run in threads, for asyncio.
 
-A call of the DB-API waits for a node, so it runs in a thread of asyncio's pool while the program's other tasks run.
-``execute`` keeps the rows of a result, so only a streamed result needs a thread for fetching. Programs read a result also
-after their transaction, when the pool has closed its connection, as with other drivers for asyncio.
+A call of the DB-API waits for a node, so it runs in a thread while the program's other tasks run. The threads are not
+those of ``asyncio.to_thread``, of which there are few: if all of them waited for the write lock, none would be left for
+the COMMIT that releases it.
+
+``execute`` keeps the rows of a result, so only a streamed result needs a thread for fetching. Programs read a result
+also after their transaction, when the pool has closed its connection, as with other drivers for asyncio.
 """
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -15,13 +20,35 @@ from sqlalchemy import pool
 from sqlalchemy.engine import URL
 from sqlalchemy.util import concurrency
 
+from bedrockish.common.forks import call_after_fork, notice_fork
 from bedrockish.sqlalchemy.dialect import BedrockishContext, BedrockishDialect
 
+THREADS_MAX = 10_000  # threads are made only when all others are in a call, so the pools limit their number
 _await: Callable[[Any], Any] = getattr(concurrency, "await_", None) or concurrency.await_only
 
 
+class _Threads:
+    """The threads of this process for calls of the DB-API; a forked child has threads of its own."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        call_after_fork(self.after_fork)
+
+    def after_fork(self) -> None:
+        """Forget the parent's threads."""
+        self._executor = ThreadPoolExecutor(THREADS_MAX, "bedrockish-asyncio")
+
+    async def run(self, call: Callable[..., Any], *args: Any) -> Any:
+        notice_fork()
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, call, *args)
+
+
+_threads = _Threads()
+
+
 def _in_thread(call: Callable[..., Any], *args: Any) -> Any:
-    return _await(asyncio.to_thread(call, *args))
+    return _await(_threads.run(call, *args))
 
 
 class AsyncCursor:
@@ -106,7 +133,7 @@ class AsyncStreamingCursor(AsyncCursor):
         _in_thread(self._cursor.close)
 
     async def _async_soft_close(self) -> None:
-        await asyncio.to_thread(self._cursor.close)
+        await _threads.run(self._cursor.close)
 
     def _execute(self, sql: str, parameters: Any) -> None:
         self._cursor.execute(sql, parameters)

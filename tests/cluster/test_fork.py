@@ -1,5 +1,6 @@
 """A fork while connections are open: each process gets its own answers, and neither ends the other's transactions."""
 
+import asyncio
 import json
 import os
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 import trio
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import bedrockish.dbapi
 from bedrockish import ClientClosedError, connect, connect_pool, open_client
@@ -104,7 +106,18 @@ def alchemy(url: str) -> Iterator[Ask]:
     engine.dispose()
 
 
-@pytest.mark.parametrize("interface", [native, pooled, dbapi, alchemy])
+def alchemy_async(url: str) -> Iterator[Ask]:
+    engine = create_async_engine(url, pool_size=1, max_overflow=0)
+
+    async def asked(sql: str, params: tuple[Any, ...]) -> Any:
+        async with engine.begin() as connection:
+            return (await connection.exec_driver_sql(sql, params)).scalar()
+
+    yield lambda sql, params: asyncio.run(asked(sql, params))
+    asyncio.run(engine.dispose())
+
+
+@pytest.mark.parametrize("interface", [native, pooled, dbapi, alchemy, alchemy_async])
 def test_forked_children_and_their_parent_get_their_own_answers(
     url: str, interface: Callable[[str], Iterator[Ask]]
 ) -> None:

@@ -103,6 +103,26 @@ def test_a_result_is_read_after_its_connection_was_closed(cluster: LocalCluster)
     on_asyncio(cluster, work)
 
 
+def test_tasks_that_wait_for_the_write_lock_leave_a_thread_for_its_holder(cluster: LocalCluster) -> None:
+    """Also if asyncio has a single thread for all calls of the program."""
+
+    async def work(_: AsyncEngine) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        by_file = f"bedrockish:///{cluster.nodes[0].database}?write_lock=yes&timeout=5"
+        engine = create_async_engine(by_file, pool_size=8)
+
+        async def add(number: int) -> None:
+            async with AsyncSession(engine) as session:
+                session.add(Owner(name=f"Owner {number}"))
+                await session.flush()  # has the lock from here on
+                await asyncio.sleep(0.01)
+                await session.commit()
+
+        await asyncio.gather(*(add(number) for number in range(8)))
+        await engine.dispose()
+
+    on_asyncio(cluster, work)
+
 
 async def fails(make: async_sessionmaker[AsyncSession]) -> None:
     async with make.begin() as session:

@@ -127,7 +127,7 @@ def _release(held: list[Lock], kept: int = 0) -> None:
         held.pop().release()
 
 
-def _after_fork() -> None:
+def _after_fork_in_parent() -> None:
     _release(FORKING.pop(threading.get_ident(), []))
     _done.set()
 
@@ -175,9 +175,10 @@ def _after_fork_in_child() -> None:
     _process = os.getpid()
     if isinstance(_mark, mmap.mmap):
         _mark[0] = 1
-    _after_fork()
+    _release(FORKING.pop(threading.get_ident(), []))
     FORKING.clear()
     _WAITING.clear()
+    # ``_done`` is not set: a thread that began to wait for it may have held its lock, which the child never releases.
     _fork_lock, _done = threading.Lock(), threading.Event()
     for hook in list(_HOOKS):
         hook()
@@ -186,4 +187,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -177,6 +177,28 @@ keeper.time = types.SimpleNamespace(sleep=lambda _: asleep.append(1) or time.sle
     assert db.execute("SELECT count(*) FROM forked").value() == 2 + 3 * 20
 
 
+def test_child_needs_no_lock_of_a_thread_that_has_begun_to_wait_for_the_fork(node: LocalNode, db: Connection) -> None:
+    told = run(
+        node,
+        """
+import signal, threading
+held = threading.Event()
+def wait():
+    with forks._done._cond:  # as a waiting thread does for a moment
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=wait, daemon=True).start()
+held.wait()
+signal.alarm(60)
+forks._after_fork_in_child()
+print(db.execute("SELECT count(*) FROM forked").value())
+sys.stdout.flush()
+os._exit(0)
+""",
+    )
+    assert told == "2\n"
+
+
 def test_child_and_parent_give_their_rows_different_ids(node: LocalNode, db: Connection) -> None:
     told = run(
         node,

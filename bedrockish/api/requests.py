@@ -403,6 +403,7 @@ class Rows:
     lastrowid: int | None = None
     place: tuple[str, int] | None = None
     attempts: int = 1
+    rest: Any = None  # for a cursor of the DB-API: the source of the rows after ``rows``; None if there are no more
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return iter(self.rows)

@@ -27,6 +27,7 @@ from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, parse_control, refuse_values
 
 if TYPE_CHECKING:
+    from bedrockish.local.open_results import OpenResult
     from bedrockish.local.reads import LocalReads
 
 T = TypeVar("T")
@@ -182,8 +183,10 @@ class Connection:
         """Open a stream, for the caller to close; also while a transaction is open. See ``stream``."""
         return BlockingRowStream(self._client.new_stream(sql, params, timeout, read))
 
-    def read_here(self, sql: str, params: Params, read: str) -> Rows | None:
+    def read_here(self, sql: str, params: Params, read: str, *, in_parts: bool = False) -> Rows | None:
         """Run a statement in this process, outside of the open transaction; return None if it needs ``execute``.
+
+        With ``in_parts``, the result may have a ``rest``.
 
         ``execute`` is needed if the statement may write, if this connection has no node's file, or if the file may lack
         commits that the session has seen.
@@ -191,11 +194,13 @@ class Connection:
         local, core = self._client.local, self._client._core
         if local is None or core.temporary.name:
             return None
-        found = local.read(self._client.as_written(((sql, params),)), read, core.token)
+        found = local.read(self._client.as_written(((sql, params),)), read, core.token, in_parts=in_parts)
         rows = self._client.take_read(found)
         return None if rows is None else rows[0]
 
-    def read_again(self, sql: str, params: tuple[Any, ...], read: str) -> tuple[tuple[str, ...], list[Any]] | None:
+    def read_again(
+        self, sql: str, params: tuple[Any, ...], read: str
+    ) -> "tuple[tuple[str, ...], list[Any], OpenResult | None] | None":
         """Repeat a statement that ``read_here`` has just run, in less time; return None if it needs ``read_here``."""
         client = self._client
         if client.local is None or client._core.temporary.name or client._core.values.settings:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, check_timeout
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
-from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.request_builder import Where, target_of
 from bedrockish.common.forks import notice_fork, watch_forks
 from bedrockish.common.pauses import monotonic
 from bedrockish.dbapi import callbacks, errors
-from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Again, Cursor, RowFactory
+from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Again, Cursor, RowFactory, RowSource
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
 from bedrockish.dbapi.local_functions import LocalFunctions
 from bedrockish.dbapi.places import LOCK_S, place_of
@@ -108,7 +107,7 @@ class Connection:
         watch_forks(self)
         self.row_factory: RowFactory | None = None
         self.text_factory: Callable[[bytes], Any] = str
-        self._dropped: list[BlockingRowStream] = []  # streams whose cursors were dropped; the next call closes them
+        self._dropped: list[RowSource] = []  # streams whose cursors were dropped; the next call closes them
         self._declared_types: dict[str, tuple[float, list[str | None]]] = {}
         try:
             self._session.schema_commits, self._session.replay = schema_commits, replay
@@ -519,7 +518,7 @@ class Connection:
         try:
             if session.reads_alone:
                 found = link.read_again(sql, params, session.read)
-                return None if found is None else (*found, -1, None)
+                return None if found is None else (found[0], found[1], -1, None, found[2])
             with self._lock:
                 done = session.run_again(sql, params)
         except BedrockishError as error:
@@ -529,7 +528,7 @@ class Connection:
         lastrowid = None
         if done.rowcount >= 0 and inserts(sql):
             lastrowid = link.values.last_insert_rowid if done.lastrowid is None else done.lastrowid
-        return done.columns, done.rows, done.rowcount, lastrowid
+        return done.columns, done.rows, done.rowcount, lastrowid, None
 
     def _run(self, what: Callable[[Session], T]) -> T:
         """Call a function with the session, under the connection's lock; raise the exceptions of PEP 249."""

@@ -1,12 +1,15 @@
-"""The cursor of PEP 249. A result is complete when ``execute`` returns: fetching never waits and never fails midway."""
+"""The cursor of PEP 249.
+
+A result is complete when ``execute`` returns, so fetching never waits and never fails midway. Two kinds of results are
+read while they are fetched: large ones from a node's file, as in SQLite, and those of a ``StreamingCursor``.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
 from bedrockish.api.requests import Rows
-from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.dbapi.errors import DatabaseError, ProgrammingError
 from bedrockish.dbapi.session import Session
 from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes
@@ -24,8 +27,21 @@ RECURSIVE = "Recursive use of cursors not allowed."
 
 Column = tuple[str, str | None, None, None, None, None, None]
 RowFactory = Callable[["Cursor", tuple[Any, ...]], Any]
-# The columns and rows of a statement, the number of rows that it changed or -1, and the rowid that it inserted or None.
-Again = tuple[tuple[str, ...], list[Any], int, int | None]
+
+
+class RowSource(Protocol):
+    """The rows of a result that a cursor does not have yet."""
+
+    def batch(self) -> list[tuple[Any, ...]]:
+        """Return the next rows; an empty list at the end."""
+
+    def close(self) -> None:
+        """Drop the rows; a second close does nothing."""
+
+
+# The columns and first rows of a statement, the number of rows that it changed or -1, the rowid that it inserted or
+# None, and the source of the further rows or None.
+Again = tuple[tuple[str, ...], list[Any], int, int | None, RowSource | None]
 
 
 class CursorOwner(Protocol):
@@ -34,7 +50,7 @@ class CursorOwner(Protocol):
     row_factory: RowFactory | None
     text_factory: Callable[[bytes], Any]
     detect_types: int
-    _dropped: list[BlockingRowStream]
+    _dropped: list[RowSource]
 
     @property
     def in_transaction(self) -> bool:
@@ -67,6 +83,7 @@ class Cursor:
 
     _connection: CursorOwner = None  # type: ignore[assignment]  # None if a derived class does not call this __init__
     _is_busy = False  # whether the cursor is executing, or converting values
+    _source: RowSource | None = None  # the source of the rows after ``_rows``; None if there are no more
 
     def __init__(self, connection: CursorOwner) -> None:
         if not hasattr(connection, "_declared"):
@@ -82,12 +99,20 @@ class Cursor:
         self._forget()
 
     def _forget(self) -> None:
+        if self._source is not None:
+            self._end_source()
         self._columns: tuple[str, ...] = ()
         self._rows: list[tuple[Any, ...]] = []
-        self._place = 0
+        self._place = self._before = 0  # rows fetched of ``_rows``, and rows in the parts before them
         self._description: tuple[Column, ...] | None = None
         self._declared: list[str | None] = []
         self._converters: list[Callable[[bytes], Any] | None] = []
+
+    def _end_source(self) -> None:
+        source, self._source = self._source, None
+        assert source is not None
+        with suppress(ProgrammingError):  # the connection is closed, and the source with it
+            self._connection._run(lambda _: source.close())
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -137,7 +162,7 @@ class Cursor:
     @property
     def rownumber(self) -> int | None:
         """Index of the row that is fetched next, from 0; None if the last statement had no result."""
-        return self._place if self._columns else None
+        return self._before + self._place if self._columns else None
 
     # -- execution -------------------------------------------------------------------------------------------------
 
@@ -152,10 +177,12 @@ class Cursor:
             Error: its class is the kind of failure; its ``retry`` is whether running the transaction again can help.
         """
         if self._connection is not None and not (self._is_busy or self._is_closed):
+            if self._source is not None:
+                self._end_source()
             found = self._connection._run_again(sql, parameters)
             if found is not None:
-                self._columns, self._rows, self._rowcount, lastrowid = found
-                self._place, self._description = 0, None
+                self._columns, self._rows, self._rowcount, lastrowid, self._source = found
+                self._place, self._before, self._description = 0, 0, None
                 if lastrowid is not None:
                     self._lastrowid = lastrowid
                 if self._declared or self._converters:
@@ -176,7 +203,7 @@ class Cursor:
                 raise ProgrammingError(f"the text holds no statement, but {len(params)} value(s) were given")
             return self
         declared = self._ask_types(sql, kind)
-        rows = self._connection._run(lambda session: session.run(sql, params, kind))
+        rows = self._connection._run(lambda session: session.run(sql, params, kind, in_parts=True))
         if declared is None and rows.columns:
             declared = self._connection._declared(sql)
         self._declared = declared or []
@@ -253,7 +280,7 @@ class Cursor:
 
     def _set_result(self, rows: Rows) -> None:
         self._columns, self._rowcount = rows.columns, rows.rowcount
-        self._rows = rows.rows
+        self._rows, self._source = rows.rows, rows.rest
         if not self._declared and not self._connection.detect_types:
             self._converters = []
             return
@@ -266,9 +293,13 @@ class Cursor:
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def fetchone(self) -> Any:
-        """Return the next row; None after the last row, and after a statement without a result, as in sqlite3."""
+        """Return the next row; None after the last row, and after a statement without a result, as in sqlite3.
+
+        Raises:
+            OperationalError: the further rows cannot be read; running the statement again is safe.
+        """
         self._check()
-        if self._place >= len(self._rows):
+        if self._place >= len(self._rows) and not self._fill():
             return None
         self._place += 1
         return self._made(self._rows[self._place - 1])
@@ -277,6 +308,7 @@ class Cursor:
         """Return the next rows, ``arraysize`` by default; an empty list when there are no more.
 
         Raises:
+            OperationalError: as for ``fetchone``.
             ProgrammingError: the size is negative.
         """
         self._check()
@@ -285,20 +317,44 @@ class Cursor:
             raise ProgrammingError(f"the number of rows to fetch should not be negative, but is {count}")
         found = self._rows[self._place : self._place + count]
         self._place += len(found)
+        while len(found) < count and self._fill():
+            part = self._rows[: count - len(found)]
+            self._place = len(part)
+            found += part
         return self._made_of(found)
 
     def fetchall(self) -> list[Any]:
-        """Return all remaining rows."""
+        """Return all remaining rows.
+
+        Raises:
+            OperationalError: as for ``fetchone``.
+        """
         self._check()
         found, self._place = self._rows[self._place :], len(self._rows)
+        while self._fill():
+            found += self._rows
+            self._place = len(self._rows)
         return self._made_of(found)
+
+    def _fill(self) -> bool:
+        """Get the next part of the result, if all rows of the last one were fetched; return whether it has rows."""
+        source = self._source
+        if source is None:
+            return False
+        _ = self.description  # made now, because it depends on the first rows
+        rows = self._connection._run(lambda _: source.batch())
+        self._before += len(self._rows)
+        self._rows, self._place = rows, 0
+        if not rows:
+            self._source = None
+        return bool(rows)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         self._check()
-        if self._place >= len(self._rows):
+        if self._place >= len(self._rows) and not self._fill():
             raise StopIteration
         return self.fetchone()
 

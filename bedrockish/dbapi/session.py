@@ -147,14 +147,16 @@ class Session:
 
     # -- statements ------------------------------------------------------------------------------------------------
 
-    def run(self, sql: str, params: Any, kind: str) -> Rows:
+    def run(self, sql: str, params: Any, kind: str, *, in_parts: bool = False) -> Rows:
         """Run one statement, opening or ending a transaction according to the mode; return its result.
+
+        With ``in_parts``, the result may have a ``rest``.
 
         Raises:
             BedrockishError: see ``Client.execute``.
         """
         if kind == READ and self._open is None and not self._begins(READ):
-            rows = self.link.read_here(sql, params, self.read)
+            rows = self.link.read_here(sql, params, self.read, in_parts=in_parts)
             if rows is not None:
                 self._trace(sql)
                 return rows

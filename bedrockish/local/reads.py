@@ -34,9 +34,19 @@ from bedrockish.errors import (
 )
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
+from bedrockish.local.open_results import OpenResult, OpenResults, RunningRead
 from bedrockish.local.page import SILENT_NS, Published, PublishedFacts, now_ns
 from bedrockish.local.program_functions import End, Give, ProgramError
-from bedrockish.local.snapshots import DURABLE_S, FileSnapshots, ReadConnection, SnapshotBlock, note_commit, seen_by
+from bedrockish.local.snapshots import (
+    DURABLE_S,
+    FileSnapshots,
+    ReadConnection,
+    Row,
+    SnapshotBlock,
+    next_rows,
+    note_commit,
+    seen_by,
+)
 from bedrockish.local.thread_turn import SESSIONS, TURN
 from bedrockish.sqltext.attach import Order
 
@@ -44,7 +54,7 @@ IDLE_S = 0.1  # a snapshot that is not read for this time is released
 _FOREVER = float("inf")
 
 
-_Read = tuple[tuple[str, ...], list[tuple[Any, ...]]]
+_Read = tuple[tuple[str, ...], list[Row], OpenResult | None]
 
 
 class _Known(NamedTuple):
@@ -66,6 +76,9 @@ class _Known(NamedTuple):
 class LocalReads:
     """Runs one session's reads on the node's file. Threads may share it; a lock admits one read at a time.
 
+    Why so large: A known read takes three microseconds and uses most of the attributes; each object between them would
+    add to that time.
+
     Args:
         database: the absolute path of the node's file.
         user: see the attributes.
@@ -86,6 +99,7 @@ class LocalReads:
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._known: _Known | None = None
         self._is_running = False
+        self._results = OpenResults(self._snapshots, lambda: self.lock)  # those that the program is still fetching
         self._see: Callable[[Token], None] = lambda _: None
         # Ends the statement that the program runs here, for its progress handler; None if no statement runs.
         self.ending: End | None = None
@@ -156,6 +170,7 @@ class LocalReads:
                     raise SqlError(f"Error creating function: SQLite does not take it ({error})") from error
                 reader.forget_texts()
             self.given[given.what] = given
+            self._results.prepare_again()
         self.on_given(given)
 
     def attach(self, order: Order) -> None:
@@ -178,11 +193,14 @@ class LocalReads:
             except apsw.Error as error:
                 self.attached.forget(order.name)
                 raise SqlError(f"unable to open database: {order.path}: {error}") from error
+            finally:
+                self._results.prepare_again()
 
     def read_again(self, sql: str, params: tuple[Any, ...], level: str, token: Token) -> _Read | None:
         """Run a known statement on the snapshot of the last read, if page, level and token are unchanged since.
 
-        Return the names of the columns, and the rows; None if the caller must use ``read``.
+        Return the names of the columns, the first rows, and the source of the others; None if the caller must use
+        ``read``.
 
         Args:
             params: values that SQLite stores without conversion.
@@ -213,9 +231,11 @@ class LocalReads:
             self._snapshots.is_read = self._is_running = True
             try:
                 if len(SESSIONS) < 2 or piece.sql in reader.long_texts:
-                    return piece.columns, reader.fetch(piece.sql, params)
-                with TURN:
-                    return piece.columns, reader.fetch(piece.sql, params)
+                    rows, is_more = reader.fetch(piece.sql, params)
+                else:
+                    with TURN:
+                        rows, is_more = reader.fetch(piece.sql, params)
+                return piece.columns, rows, self._rest(reader, piece.sql, rows) if is_more else None
             except apsw.InterruptError:
                 raise self._interrupted() from None
             except (apsw.Error, TypeError, ValueError, OverflowError, BedrockishError):
@@ -265,12 +285,18 @@ class LocalReads:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(
-        self, statements: Sequence[tuple[str, Params]], level: str, token: Token, budget_s: float = _FOREVER
+        self,
+        statements: Sequence[tuple[str, Params]],
+        level: str,
+        token: Token,
+        budget_s: float = _FOREVER,
+        *,
+        in_parts: bool = False,
     ) -> tuple[list[Rows], Token] | None:
         """Run statements, which only read, on one snapshot.
 
         Return the results, and the session's token after them; None if the session must send the statements to the
-        node.
+        node. With ``in_parts``, a large result has its first rows, and the source of the others.
 
         Raises:
             TimeoutError: the statements have run for ``budget_s`` without ending.
@@ -295,7 +321,7 @@ class LocalReads:
                 found: list[Rows] = []
                 self._is_running, self.ending = True, _nothing
                 for sql, params in statements:
-                    rows = self._run(reader, sql, params)
+                    rows = self._run(reader, sql, params, in_parts=in_parts)
                     if rows is None:
                         return None
                     found.append(rows)
@@ -324,7 +350,8 @@ class LocalReads:
             snapshots.end()
         if moment is not self._told[0] or token is not self._told[1]:
             self._told = moment, token, seen_by(moment, token)
-        if self._told[2] is token and not (snapshots.pins or self.user or snapshots.is_log_ending or self.given):
+        is_plain = not (snapshots.pins or self.user or snapshots.is_log_ending or self.given)
+        if self._told[2] is token and is_plain and reader is snapshots.readers[0]:  # it is not lent
             published = snapshots.published
             assert published is not None
             if published.still_has(published.last_bytes):
@@ -337,15 +364,10 @@ class LocalReads:
 
         The node would raise the same error as with a URL, but from another snapshot than the block's.
         """
-        if not self._snapshots.pins:
-            return
-        if isinstance(error, apsw.Error):
-            raise translate(error, "; ".join(sql for sql, _ in statements)) from error
-        if isinstance(error, BedrockishError):
-            raise error
-        raise SqlError(f"the statement cannot be run: {error}") from error
+        if self._snapshots.pins:
+            raise _own(error, "; ".join(sql for sql, _ in statements)) from error
 
-    def _run(self, reader: ReadConnection, sql: str, params: Params) -> Rows | None:
+    def _run(self, reader: ReadConnection, sql: str, params: Params, *, in_parts: bool) -> Rows | None:
         piece = reader.permitted(sql, self.user) if self.user else reader.piece(sql, is_limited=False)
         if piece is None:
             return None
@@ -360,14 +382,64 @@ class LocalReads:
         if piece.whole_schema or piece.settings:  # not cached, because EXPLAIN does not check the schema's version
             with in_force(reader.db, piece.settings):
                 return Rows(piece.columns, reader.db.execute(piece.sql, values, can_cache=False).fetchall())
-        return Rows(piece.columns, reader.execute(piece.sql, values).fetchall())
+        if not in_parts:
+            return Rows(piece.columns, reader.execute(piece.sql, values).fetchall())
+        rows, is_more = next_rows(reader.execute(piece.sql, values))
+        return Rows(piece.columns, rows, rest=self._rest(reader, piece.sql, rows) if is_more else None)
+
+    # -- results that are fetched later ----------------------------------------------------------------------------
+
+    def _rest(self, reader: ReadConnection, sql: str, rows: list[Row]) -> OpenResult | None:
+        """Return the source of the further rows of a running statement.
+
+        If the statement must end now, add these rows to ``rows``, and return None.
+        """
+        names = [given.what[1] if len(given.what) > 1 else "" for given in self.given.values()]
+        running = self._results.open(reader, sql, names)
+        if running is None:
+            rows += reader.cursor.fetchall()
+            return None
+        self._known = None
+        return OpenResult(self, running)
+
+    def read_on(self, running: RunningRead) -> list[Row]:
+        """Return the next rows of a result; an empty list at the end.
+
+        Raises:
+            ResultLostError: a parent process has the result, or the program has not fetched it for long.
+            DeadlineError: the program has interrupted the read.
+            BedrockishError: SQLite could not compute a row.
+        """
+        notice_fork()
+        try:
+            with running.lock:
+                if FORKING:
+                    stand_still()
+                if not running.is_over and running not in self._results.running:
+                    raise ResultLostError("the parent process has this result; run the statement again")
+                self.ending = _nothing
+                return running.fetch()
+        except apsw.InterruptError:
+            raise self._interrupted() from None
+        except (apsw.Error, TypeError, ValueError, OverflowError) as error:
+            raise _own(error, running.sql) from error
+        finally:
+            self.ending = None
+            if running.is_over:
+                self.end_left()
+            if self._snapshots.is_closed:
+                running.close()
+
+    def end_left(self) -> None:
+        """End the results that no cursor needs."""
+        self._results.end_left()
 
     def interrupt(self) -> None:
-        """Interrupt the read of another thread, which raises ``DeadlineError``."""
-        if self._is_running:
-            for reader in self._snapshots.readers:
-                with suppress(apsw.ConnectionClosedError):  # that thread has just ended its read, and closed the file
-                    reader.db.interrupt()
+        """Interrupt the read of another thread, and results that are not fetched yet, which raise ``DeadlineError``."""
+        self._results.interrupt()
+        for reader in self._snapshots.readers if self._is_running else ():
+            with suppress(apsw.ConnectionClosedError):  # that thread has just ended its read, and closed the file
+                reader.db.interrupt()
 
     def _interrupted(self) -> BedrockishError:
         return closed() if self._snapshots.is_closed else interrupted()
@@ -423,12 +495,15 @@ class LocalReads:
             self._snapshots.unpin(pin)
 
     def fork_locks(self) -> Iterable[Lock]:
-        """Return the lock of the thread that opens, reads or closes the file."""
+        """Return the locks of the threads that open, read or close the file."""
         yield self.lock
+        for running in list(self._results.running):
+            yield running.lock
 
     def after_fork(self) -> None:
         """Leave the connections to the parent; the child's next read opens the file again."""
         self._snapshots.abandon()
+        self._results.abandon()
         self.lock = threading.RLock()
         self._until, self._known = _FOREVER, None
         self._is_left, self._is_running, self.ending = _never, False, None
@@ -439,6 +514,7 @@ class LocalReads:
             return  # a read is under way
         try:
             self._snapshots.release_idle()
+            self._results.end_left()
         except (apsw.Error, BedrockishError):
             return
         finally:
@@ -457,6 +533,16 @@ class LocalReads:
                 self.interrupt()
             else:
                 self._snapshots.close()
+        self._results.close()
+
+
+def _own(error: Exception, sql: str) -> BedrockishError:
+    """Return the error to raise for a statement that the node does not run instead."""
+    if isinstance(error, BedrockishError):
+        return error
+    if isinstance(error, apsw.Error):
+        return translate(error, sql)
+    return SqlError(f"the statement cannot be run: {error}")
 
 
 def _never() -> bool:

@@ -9,7 +9,8 @@ power failure could undo.
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from sys import getsizeof
 from typing import Any
 
@@ -36,9 +37,26 @@ AGAIN_S = 0.1  # seconds between two attempts to open the file
 DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
 PINNED_S = 60.0  # seconds without a read after which the snapshot of a ``snapshot`` block is released
 MEASURED, LONG_S = 16, 0.0003  # one of this many runs is measured; a text that takes more seconds is long
+# The rows that are read before a part of a result is measured, and the most rows and the approximate bytes of a part.
+FIRST, PART_ROWS, PART_BYTES = 16, 1_000, 1 << 20
 STEPS = 4_000  # SQLite's virtual machine instructions between two checks of the deadline
 _WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
 _MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
+
+Row = tuple[Any, ...]
+
+
+def next_rows(cursor: Iterator[Row]) -> tuple[list[Row], bool]:
+    """Return the next rows of a running statement, and whether there may be more."""
+    rows = list(islice(cursor, FIRST))
+    if len(rows) < FIRST:
+        return rows, False
+    size = sum(map(getsizeof, rows[0] + rows[-1])) // 2 + 1  # bytes of a row
+    count = min(PART_ROWS, PART_BYTES // size) - FIRST
+    if count <= 0:
+        return rows, True
+    more = list(islice(cursor, count))
+    return rows + more, len(more) == count
 
 
 class ReadConnection:
@@ -46,7 +64,8 @@ class ReadConnection:
 
     def __init__(self, db: apsw.Connection, facts: PublishedFacts, late: Callable[[], bool]) -> None:
         self.db, self.facts = db, facts
-        self.execute = db.cursor().execute
+        self.cursor = db.cursor()
+        self.execute = self.cursor.execute
         self.moment: FileMoment | None = None  # the moment of the held snapshot; None if no snapshot is held
         self._guard = Guard(db)
         self._texts: dict[str, Compiled | None] = {}
@@ -81,15 +100,15 @@ class ReadConnection:
         piece = self._texts.get(sql)
         return None if piece is None or piece.whole_schema or piece.settings else piece
 
-    def fetch(self, sql: str, params: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Run a statement, and return its rows; now and then, note whether it is long."""
+    def fetch(self, sql: str, params: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], bool]:
+        """Run a statement; return its first rows, and whether there may be more. Now and then, note if it is long."""
         self._fetched += 1
         if self._fetched % MEASURED:
-            return self.execute(sql, params).fetchall()
+            return next_rows(self.execute(sql, params))
         began = monotonic()
-        rows = self.execute(sql, params).fetchall()
+        found = next_rows(self.execute(sql, params))
         (self.long_texts.add if monotonic() - began > LONG_S else self.long_texts.discard)(sql)
-        return rows
+        return found
 
     def forget_texts(self) -> None:
         """Drop the compiled statements, because functions, attached files or the schema have changed."""
@@ -233,9 +252,7 @@ class FileSnapshots:
             published = Published(self._database)
             facts = published.facts()
             for _ in range(2):
-                made.append(ReadConnection(connections.connect(published, facts), facts, self._is_late))
-            for one in made:
-                self._prepare(one.db)
+                made.append(self._connect(published, facts))
             made[0].read_moment()
             made[1].end()
             self._check_cluster(made[0].db)
@@ -254,6 +271,15 @@ class FileSnapshots:
         self.published, self.readers = published, made
         self._try_at = 0.0
         return True
+
+    def _connect(self, published: Published, facts: PublishedFacts) -> ReadConnection:
+        made = ReadConnection(connections.connect(published, facts), facts, self._is_late)
+        try:
+            self._prepare(made.db)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def _check_cluster(self, db: apsw.Connection) -> None:
         """Check that the file belongs to the session's cluster; a restored file belongs to a new cluster."""
@@ -275,7 +301,7 @@ class FileSnapshots:
     def facts(self) -> PublishedFacts | None:
         """Return the facts that the node publishes; None while no node serves the file."""
         try:
-            if self.readers and self.published is not None and not self._is_of(self.published.facts()):
+            if self.readers and self.published is not None and not self.is_of(self.published.facts()):
                 self._close_readers()
             if self.is_closed or (not self.readers and not self._open()) or self.published is None:
                 return None
@@ -283,7 +309,7 @@ class FileSnapshots:
         except BedrockishError:
             return None
 
-    def _is_of(self, facts: PublishedFacts) -> bool:
+    def is_of(self, facts: PublishedFacts) -> bool:
         """Return whether the connections were opened under the generation of ``facts``."""
         of = self.readers[0].facts
         return (facts.generation, facts.since) == (of.generation, of.since)
@@ -329,7 +355,7 @@ class FileSnapshots:
         published = self.published
         assert published is not None
         facts = published.facts()
-        if facts.mode > READING or now_ns() - facts.heartbeat > SILENT_NS or not self._is_of(facts):
+        if facts.mode > READING or now_ns() - facts.heartbeat > SILENT_NS or not self.is_of(facts):
             self._close_readers()  # the node has stopped, repairs its tables, or has exchanged its file
             if self.pins:
                 raise ResultLostError("the node has stopped or exchanged its file, and the snapshot with it; try again")
@@ -384,6 +410,17 @@ class FileSnapshots:
             first, second = second, first
             self.readers.reverse()
         return first
+
+    def another(self) -> ReadConnection | None:
+        """Return a further connection to the open file, without a snapshot; None if it cannot be opened."""
+        published = self.published
+        assert published is not None
+        try:
+            made = self._connect(published, published.facts())
+            made.end()
+        except (BedrockishError, apsw.Error):
+            return None
+        return made
 
     def pin(self, pin: SnapshotBlock, token: Token, level: str) -> bool:
         """Hold the newest snapshot, or that of an open block, until ``unpin``; return False if none can be held.

@@ -51,7 +51,7 @@ def test_repeated_read_compares_the_commits_of_the_process(tmp_path: Path) -> No
     known = bench.reads._known
     assert known is not None
     again = "SELECT a FROM t", (), "session", known.token
-    assert bench.reads.read_again(*again) == (("a",), [])
+    assert bench.reads.read_again(*again) == (("a",), [], None)
     bench.reads.note_commit(place, 7)
     assert bench.rows("stale") == [], "a read of another level compares for itself"
     assert bench.reads.read_again(*again) is None

@@ -177,6 +177,30 @@ keeper.time = types.SimpleNamespace(sleep=lambda _: asleep.append(1) or time.sle
     assert db.execute("SELECT count(*) FROM forked").value() == 2 + 3 * 20
 
 
+def test_child_leaves_the_open_results_of_its_parent(node: LocalNode, db: Connection) -> None:
+    told = run(
+        node,
+        """
+from bedrockish import dbapi
+own = dbapi.connect(PATH)
+numbers = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 5000) SELECT i FROM n"
+cursor = own.execute(numbers)
+if not os.fork():
+    print(len(cursor.fetchmany(1000)))
+    try:
+        cursor.fetchone()
+    except dbapi.OperationalError as error:
+        print(error.code, "the parent process has this result" in str(error))
+    print(len(own.execute(numbers).fetchall()))
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
+print(len(cursor.fetchall()))
+""".replace("PATH", repr(str(node.database))),
+    )
+    assert told == "1000\nresult_lost True\n5000\n5000\n"
+
+
 def test_child_needs_no_lock_of_a_thread_that_has_begun_to_wait_for_the_fork(node: LocalNode, db: Connection) -> None:
     told = run(
         node,

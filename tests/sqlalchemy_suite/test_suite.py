@@ -34,7 +34,7 @@ if Requirements is Bedrockish:
 
     class ServerSideCursorsTest(_ServerSideCursorsTest):  # type: ignore[misc]
         def _is_server_side(self, cursor: Any) -> bool:
-            return isinstance(cursor, StreamingCursor) and cursor._stream is not None
+            return isinstance(cursor, StreamingCursor) and cursor._source is not None
 
     # These need a second schema without declaring it to the suite.
 

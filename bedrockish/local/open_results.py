@@ -1,0 +1,249 @@
+"""Large results of a program's reads, whose rows are read while the program fetches them, as in SQLite.
+
+The first rows of a result come with its statement. If there are more, the connection with the running statement leaves
+the session's exchange of snapshots (``OpenResults.open``) until the result is over. A thread reads a result that the
+program does not fetch for a while into memory, because its snapshot keeps the node's write-ahead log from starting
+over.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Protocol
+
+import apsw
+
+from bedrockish.access_sets.definitions import folded
+from bedrockish.common.keeper import Keeper
+from bedrockish.common.pauses import monotonic
+from bedrockish.errors import ResultLostError, UnavailableError
+from bedrockish.local import connections
+from bedrockish.local.page import Published
+from bedrockish.local.snapshots import FileSnapshots, ReadConnection, Row, next_rows
+
+OPEN_MAX = 8
+"""The most results of a session that are read while they are fetched; a further one is read at once."""
+IDLE_S, IDLE_PARTS = 1.0, 64
+"""After how many seconds without a fetch rows are read into memory, and at most how many parts of a result."""
+LONG_S, LONG_PARTS = 60.0, 512
+"""As ``IDLE_S``; when these parts are in memory, the program loses the further rows."""
+STEP_S, PAUSE_S = 0.01, 0.05
+"""How long rows of one result are read into memory at a time, and the pause before the next time."""
+
+
+class RunningRead:
+    """A statement whose rows are not all fetched; its connection has no other statement.
+
+    Args:
+        prepared: the number of ``OpenResults`` when the connection was prepared.
+        calls_program: whether the statement may call functions of the program.
+    """
+
+    def __init__(
+        self, sql: str, reader: ReadConnection, published: Published, prepared: int, *, calls_program: bool
+    ) -> None:
+        self.sql, self.reader, self.prepared = sql, reader, prepared
+        self._published, self._calls_program = published, calls_program
+        self.lock = threading.RLock()  # held while SQLite computes rows
+        self.parts: deque[list[Row]] = deque()  # the rows that were read into memory
+        self.error: Exception | None = None  # the error after these rows
+        self.fetched_at = monotonic()
+        self.is_reading = False  # whether SQLite computes rows now
+        self.is_over = False  # whether all rows were read, or an error has ended the statement
+        self.is_left = False  # whether no cursor needs further rows
+
+    def fetch(self) -> list[Row]:
+        """Return the next rows; an empty list at the end. The caller holds ``lock``."""
+        self.fetched_at = monotonic()
+        if self.parts:
+            return self.parts.popleft()
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return [] if self.is_over else self._read()
+
+    def _read(self) -> list[Row]:
+        self.is_reading = self.is_over = True
+        try:
+            rows, is_more = next_rows(self.reader.cursor)
+            self.is_over = not is_more
+            return rows
+        finally:
+            self.is_reading = False
+
+    def read_ahead(self) -> None:
+        """Read rows into memory for ``STEP_S``, if the program has not fetched rows for a while."""
+        if self.is_left or not self.lock.acquire(blocking=False):
+            return
+        try:
+            idle_s = monotonic() - self.fetched_at
+            if not self.is_over and (idle_s > IDLE_S or self._published.facts().is_log_ending):
+                self._fill(LONG_PARTS if idle_s > LONG_S else IDLE_PARTS)
+                if idle_s > LONG_S and not self.is_over and (self._calls_program or len(self.parts) >= LONG_PARTS):
+                    self.is_over = True
+                    self.error = ResultLostError(
+                        f"the rest of the result was not fetched for {LONG_S:g} s, and its snapshot was released; run "
+                        "the statement again, or fetch its rows at once"
+                    )
+        finally:
+            self.lock.release()
+
+    def _fill(self, most: int) -> None:
+        until = monotonic() + STEP_S
+        # The functions of the program run in its own threads only.
+        while not (self.is_over or self._calls_program or len(self.parts) >= most):
+            try:
+                self.parts.append(self._read())
+            except Exception as error:  # the program gets it with a later fetch
+                self.error = error
+            if monotonic() > until:
+                return
+
+    def interrupt(self) -> None:
+        """Interrupt the statement, at once or when it goes on."""
+        with suppress(apsw.ConnectionClosedError):
+            self.reader.db.interrupt()
+
+    def close(self) -> None:
+        """Interrupt the statement, and close the connection; if the statement calls this, its thread has to."""
+        with connections.lock_interrupting(self.lock, self.interrupt):
+            if self.is_reading:
+                self.interrupt()
+            else:
+                self.is_over = True
+                self.reader.close()
+
+
+_AHEAD: Keeper[RunningRead] = Keeper("bedrockish-results", PAUSE_S, lambda running, _: RunningRead.read_ahead(running))
+
+
+class OpenResults:
+    """The results of one session that its program is still fetching.
+
+    Args:
+        snapshots: the connections of the session.
+        lock: the session's lock; the caller of ``open``, ``prepare_again`` and ``abandon`` holds it.
+    """
+
+    def __init__(self, snapshots: FileSnapshots, lock: Callable[[], threading.RLock]) -> None:
+        self._snapshots, self._lock = snapshots, lock
+        self.running: list[RunningRead] = []  # the statements whose connections are lent
+        self._spare: ReadConnection | None = None  # a connection without a snapshot, for the next result
+        self._prepared = 0  # a number that changes with the functions of the program, and the attached files
+
+    def open(self, reader: ReadConnection, sql: str, names: Iterable[object]) -> RunningRead | None:
+        """Return the running statement of a connection, whose place in the exchange another connection takes.
+
+        Return None, without effect, if the statement must be read to its end now: in a ``snapshot`` block, because its
+        snapshot keeps the log from starting over, or because no further connection or thread can be had.
+
+        Args:
+            names: the names of the program's functions and collations; an empty one stands for a progress handler.
+        """
+        snapshots = self._snapshots
+        self._end_left()
+        if snapshots.pins or snapshots.is_log_ending or len(self.running) >= OPEN_MAX:
+            return None
+        spare, self._spare = self._spare or snapshots.another(), None
+        if spare is None:
+            return None
+        published, text = snapshots.published, folded(sql)
+        assert published is not None
+        calls_program = any(str(name) in text for name in names)
+        running = RunningRead(sql, reader, published, self._prepared, calls_program=calls_program)
+        try:
+            _AHEAD.add(running)
+        except UnavailableError:
+            spare.close()
+            return None
+        snapshots.readers[0] = spare
+        self.running.append(running)
+        return running
+
+    def end_left(self) -> None:
+        """End the statements that no cursor needs, unless another thread reads now: it or the keeper ends them."""
+        lock = self._lock()
+        if lock.acquire(blocking=False):
+            try:
+                self._end_left()
+            finally:
+                lock.release()
+
+    def _end_left(self) -> None:
+        for running in [one for one in self.running if one.is_left or one.is_over]:
+            if running.lock.acquire(blocking=False):
+                try:
+                    # A statement can call a function of the program that closes the statement's cursor.
+                    if not running.is_reading:
+                        self.running.remove(running)
+                        running.is_over = True
+                        self._take_back(running)
+                finally:
+                    running.lock.release()
+
+    def _take_back(self, running: RunningRead) -> None:
+        reader, snapshots = running.reader, self._snapshots
+        is_of = bool(snapshots.readers) and snapshots.is_of(reader.facts)
+        if self._spare is None and is_of and running.prepared == self._prepared and not snapshots.is_closed:
+            reader.end()
+            self._spare = reader
+        else:
+            reader.close()
+
+    def prepare_again(self) -> None:
+        """Use no lent connection again, because each lacks a new function or attached file."""
+        self._prepared += 1
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.close()
+
+    def interrupt(self) -> None:
+        """Interrupt the statements."""
+        for running in list(self.running):
+            running.interrupt()
+
+    def abandon(self) -> None:
+        """Leave the statements to the parent of a fork."""
+        connections.abandon((self.running, self._spare))
+        for running in self.running:
+            running.lock = threading.RLock()
+        self.running, self._spare = [], None
+
+    def close(self) -> None:
+        """End the statements. The caller does not hold the session's lock, which a function of the program may need."""
+        self.prepare_again()
+        while self.running:
+            self.running.pop().close()
+
+
+class Fetching(Protocol):
+    """The session of a result."""
+
+    def read_on(self, running: RunningRead) -> list[Row]:
+        """Return the next rows; an empty list at the end."""
+
+    def end_left(self) -> None:
+        """End the statements that no cursor needs."""
+
+
+class OpenResult:
+    """The further rows of a result. A cursor has the only reference, so a dropped cursor ends the statement."""
+
+    __slots__ = ("_running", "_session")
+
+    def __init__(self, session: Fetching, running: RunningRead) -> None:
+        self._session, self._running = session, running
+
+    def batch(self) -> list[Row]:
+        """Return the next rows; an empty list at the end. The errors are those of ``LocalReads.read_on``."""
+        return self._session.read_on(self._running)
+
+    def close(self) -> None:
+        """End the statement; a second close does nothing."""
+        self._running.is_left = True
+        self._session.end_left()
+
+    def __del__(self) -> None:
+        """Have the keeper end the statement: the collector may run while another call has the locks."""
+        self._running.is_left = True

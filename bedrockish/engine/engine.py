@@ -101,7 +101,8 @@ class Engine:
         self.builds = OnlineBuilds(
             db, batch, versions, lambda: self.tables, prepare, reads.open_reader, self._note_change
         )
-        self.entries = EntryApplier(db, batch, self._applier, self._capture, versions, self._learn_members)
+        forget = self.publication.forget_schema
+        self.entries = EntryApplier(db, batch, self._applier, self._capture, versions, self._learn_members, forget)
         self._executor.encode_changes = self.entries.encode
         heads = store.heads(db)
         # The last applied tick of each timeline, including entries in the open batch.

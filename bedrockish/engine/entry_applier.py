@@ -36,9 +36,10 @@ class EntryApplier:
         capture: Capture,  # the capture of row changes; it is off while staged rows are written
         versions: Versions,
         learn_members: Callable[[], None],  # reads the membership again after it has changed
+        note_schedule: Callable[[], None],  # called when a schema change has been scheduled
     ) -> None:
         self._db, self._batch, self._rows, self._capture = db, batch, rows, capture
-        self._versions, self._learn_members = versions, learn_members
+        self._versions, self._learn_members, self._note_schedule = versions, learn_members, note_schedule
         self.staged = StagedStore(db)  # the unpacked changes of large transactions
         # Transactions whose changes are skipped by an operator's order, because they fit the tables of no node.
         self.void = set(system.void(db))
@@ -190,6 +191,7 @@ class EntryApplier:
                 raise unreadable(entry, error) from error
         elif transaction.kind == SCHEMA:
             self._versions.apply(entry)
+            self._note_schedule()
         else:
             assert transaction.kind == MEMBERS
             system.set_meta(self._db, "membership", transaction.changes)

@@ -8,7 +8,10 @@ from typing import Any
 import apsw
 import pytest
 
+from bedrockish.api.requests import Token
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.storage.moment_row import QUERY, FileMoment, read
+from bedrockish.local.snapshots import may_see
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.moment import Moment
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
@@ -35,6 +38,13 @@ def history(node: TestNode) -> list[Any]:
     return node.rows("SELECT version, state, failure, statements FROM bedrockish_schema ORDER BY version")
 
 
+def shown(node: TestNode) -> FileMoment:
+    [(text,)] = node.engine._db.execute(QUERY).fetchall()
+    moment = read(text)
+    assert moment is not None
+    return moment
+
+
 @pytest.fixture
 def shop(node: TestNode) -> TestNode:
     node.run("CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT)")
@@ -52,6 +62,21 @@ def test_a_change_waits_for_its_activation(shop: TestNode) -> None:
     assert shop.rows("SELECT id, price FROM item") == [(1, 7), (2, 7), (3, 7)]
     assert (shop.engine.schema_version, shop.rows("PRAGMA user_version")) == (2, [(3,)])
     assert history(shop)[1][3] == "ALTER TABLE item ADD COLUMN price INTEGER DEFAULT 7;\nPRAGMA user_version = 3"
+
+
+def test_scheduled_change_is_in_the_moment_of_a_snapshot(shop: TestNode) -> None:
+    """A program on the file that has seen the change elsewhere must not use this snapshot."""
+    shop.engine.flush()
+    entry = decide(shop, "DROP TABLE item")
+    shop.engine.flush()
+    moment = shown(shop)
+    assert (moment.schema, moment.following) == (1, entry.transaction.activates)
+    assert not may_see(moment, Token(moment.vector, entry.transaction.activates))
+    assert may_see(moment, Token(moment.vector, entry.transaction.activates - 1))
+    shop.engine.versions.activate(entry.txid)
+    shop.engine.flush()
+    moment = shown(shop)
+    assert (moment.schema, moment.in_force, moment.following) == (2, entry.transaction.activates, None)
 
 
 def test_constraint_failure_at_activation_changes_nothing_but_the_version(shop: TestNode, tmp_path: Path) -> None:

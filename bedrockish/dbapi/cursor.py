@@ -10,9 +10,10 @@ from functools import lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
 from bedrockish.api.requests import Rows
-from bedrockish.dbapi.errors import DatabaseError, ProgrammingError
+from bedrockish.dbapi.errors import DatabaseError, Error, ProgrammingError
 from bedrockish.dbapi.session import Session
 from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes
+from bedrockish.errors import ResultLostError
 from bedrockish.sqltext.keys_off_sections import sections
 from bedrockish.sqltext.statement_ends import is_blank, is_single, split
 from bedrockish.sqltext.statement_kinds import OTHER, READ, SCHEMA, WRITE, inserts, kind_of
@@ -38,6 +39,21 @@ class RowSource(Protocol):
     def close(self) -> None:
         """Drop the rows; a second close does nothing."""
 
+
+class _LostRows:
+    """The source of rows in place of one whose rows were lost on their way to the cursor."""
+
+    def batch(self) -> list[tuple[Any, ...]]:
+        """Raise ``ResultLostError``."""
+        raise ResultLostError(
+            "an exception has ended a fetch of this result, and rows with it; run the statement again"
+        )
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+_LOST = _LostRows()
 
 # The columns and first rows of a statement, the number of rows that it changed or -1, the rowid that it inserted or
 # None, and the source of the further rows or None.
@@ -178,7 +194,7 @@ class Cursor:
         """
         if self._connection is not None and not (self._is_busy or self._is_closed):
             if self._source is not None:
-                self._end_source()
+                self._forget()  # a refused text leaves no result rather than a part of one
             found = self._connection._run_again(sql, parameters)
             if found is not None:
                 self._columns, self._rows, self._rowcount, lastrowid, self._source = found
@@ -342,11 +358,17 @@ class Cursor:
         if source is None:
             return False
         _ = self.description  # made now, because it depends on the first rows
-        rows = self._connection._run(lambda _: source.batch())
-        self._before += len(self._rows)
-        self._rows, self._place = rows, 0
-        if not rows:
-            self._source = None
+        self._source = _LOST
+        try:
+            rows = self._connection._run(lambda _: source.batch())
+            self._before += len(self._rows)
+        except Error:
+            self._source = source
+            raise
+        except BaseException:  # the handler of a signal may raise at any step, and rows are lost with it
+            self._connection._dropped.append(source)
+            raise
+        self._rows, self._place, self._source = rows, 0, source if rows else None
         return bool(rows)
 
     def __iter__(self) -> Iterator[Any]:

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,6 +156,43 @@ def test_error_after_the_first_rows_is_raised_by_the_fetch(db: dbapi.Connection)
         cursor.fetchall()
     assert cursor.fetchone() is None
     assert db.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("refused", [("SELECT 1; SELECT 2",), ("SELECT ?", (object(),)), ("SELECT nothing",)])
+def test_refused_statement_leaves_no_part_of_the_result_before_it(
+    db: dbapi.Connection, rows: str, refused: tuple[object, ...]
+) -> None:
+    cursor = db.execute(rows)
+    cursor.fetchone()
+    with pytest.raises(dbapi.Error):
+        cursor.execute(*refused)  # type: ignore[arg-type]
+    assert cursor.fetchall() == []
+    assert cursor.description is None
+
+
+@pytest.mark.parametrize("kind", [dbapi.Cursor, dbapi.StreamingCursor])
+def test_fetch_after_one_that_a_signal_has_ended_is_refused(
+    db: dbapi.Connection, rows: str, kind: type[dbapi.Cursor]
+) -> None:
+    cursor = db.cursor(kind)
+    cursor.execute(rows)
+    source = cursor._source
+    assert source is not None
+    batch = source.batch
+
+    def interrupted() -> list[tuple[int]]:
+        batch()
+        raise KeyboardInterrupt  # as the handler of Ctrl-C may after each step
+
+    cursor._source = SimpleNamespace(batch=interrupted, close=source.close)
+    with pytest.raises(KeyboardInterrupt):
+        cursor.fetchall()
+    for fetch in (cursor.fetchone, cursor.fetchall):
+        with pytest.raises(dbapi.OperationalError, match="an exception has ended a fetch") as caught:
+            fetch()
+        assert caught.value.code == "result_lost"
+    assert first_of(cursor.execute(rows).fetchall()) == ALL
+    wait(lambda: not reads_of(db)._results.running)
 
 
 def test_interrupt_ends_a_result_that_is_being_fetched(db: dbapi.Connection) -> None:

@@ -78,7 +78,8 @@ class RunningRead:
             return
         try:
             idle_s = monotonic() - self.fetched_at
-            if not self.is_over and (idle_s > IDLE_S or self._published.facts().is_log_ending):
+            generation = self.reader.facts.generation
+            if not self.is_over and (idle_s > IDLE_S or self._published.wants_release(generation)):
                 self._fill(LONG_PARTS if idle_s > LONG_S else IDLE_PARTS)
                 if idle_s > LONG_S and not self.is_over and (self._calls_program or len(self.parts) >= LONG_PARTS):
                     self.is_over = True
@@ -207,7 +208,7 @@ class OpenResults:
         """Leave the statements to the parent of a fork."""
         connections.abandon((self.running, self._spare))
         for running in self.running:
-            running.lock = threading.RLock()
+            running.lock, running.is_left = threading.RLock(), True  # the child's keeper does not read it
         self.running, self._spare = [], None
 
     def close(self) -> None:

@@ -332,6 +332,17 @@ class Published:
         """Return whether the page still has these bytes."""
         return self._bytes(0, _FACTS_END) == last_bytes
 
+    def wants_release(self, generation: int) -> bool:
+        """Return whether snapshots of a generation keep the node waiting, or are not of its file any more.
+
+        Any thread may call this: it neither uses nor changes what ``facts`` remembers. A torn page may give either answer.
+        """
+        try:
+            facts = PublishedFacts._make(_FACTS.unpack_from(self._bytes(0, _FACTS_END), _FACTS_AT))
+        except UnavailableError:  # the page was closed, because another node process serves a file now
+            return True
+        return bool(facts.is_log_ending) or facts.mode > READING or facts.generation != generation
+
     def batch(self, number: int) -> PublishedBatch | None:
         """Return the page's record of a batch; None if the batch is not among the last ``BATCHES``."""
         place = _BATCHES_AT + number % BATCHES * _BATCH.size

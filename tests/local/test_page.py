@@ -202,6 +202,22 @@ def test_page_that_another_thread_has_closed_is_not_read(database: str, page: Pa
             read()
 
 
+def test_page_says_when_a_snapshot_should_be_released(database: str, page: Page) -> None:
+    page.beat(SERVING, 0)
+    reader = Published(database)
+    generation = reader.facts().generation
+    assert not reader.wants_release(generation)
+    assert reader.wants_release(generation - 1)
+    page.wrote(3, 10, bytes(8), 1, is_log_ending=True)
+    assert reader.wants_release(generation)
+    page.wrote(4, 1, bytes(8), 1)
+    assert not reader.wants_release(generation)
+    page.beat(STOPPED, 0)
+    assert reader.wants_release(generation + 1)
+    reader.close()
+    assert reader.wants_release(generation)
+
+
 def test_copied_database_with_its_copied_page_is_refused(database: str, page: Page, tmp_path: Path) -> None:
     other = str(tmp_path / "copy.sqlite")
     shutil.copy(database, other)

@@ -7,6 +7,7 @@ over.
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -158,6 +159,8 @@ class OpenResults:
         except UnavailableError:
             spare.close()
             return None
+        known = weakref.ref(running)  # the connection should keep no reference to the result
+        reader.interrupt_if(lambda: (one := known()) is None or one.is_left)
         snapshots.readers[0] = spare
         self.running.append(running)
         return running
@@ -172,6 +175,10 @@ class OpenResults:
                 lock.release()
 
     def _end_left(self) -> None:
+        spare = self._spare
+        if spare is not None and not self._is_current(spare):
+            self._spare = None
+            spare.close()
         for running in [one for one in self.running if one.is_left or one.is_over]:
             if running.lock.acquire(blocking=False):
                 try:
@@ -184,13 +191,18 @@ class OpenResults:
                     running.lock.release()
 
     def _take_back(self, running: RunningRead) -> None:
-        reader, snapshots = running.reader, self._snapshots
-        is_of = bool(snapshots.readers) and snapshots.is_of(reader.facts)
-        if self._spare is None and is_of and running.prepared == self._prepared and not snapshots.is_closed:
+        reader = running.reader
+        if self._spare is None and running.prepared == self._prepared and self._is_current(reader):
+            reader.interrupt_if(self._snapshots.is_late)
             reader.end()
             self._spare = reader
         else:
             reader.close()
+
+    def _is_current(self, reader: ReadConnection) -> bool:
+        """Return whether a connection is to the file of the session's other connections."""
+        snapshots = self._snapshots
+        return bool(snapshots.readers) and snapshots.is_of(reader.facts) and not snapshots.is_closed
 
     def prepare_again(self) -> None:
         """Use no lent connection again, because each lacks a new function or attached file."""

@@ -335,7 +335,8 @@ class Published:
     def wants_release(self, generation: int) -> bool:
         """Return whether snapshots of a generation keep the node waiting, or are not of its file any more.
 
-        Any thread may call this: it neither uses nor changes what ``facts`` remembers. A torn page may give either answer.
+        Any thread may call this: it neither uses nor changes the facts that ``facts`` keeps. If the page is torn, the
+        answer may be wrong.
         """
         try:
             facts = PublishedFacts._make(_FACTS.unpack_from(self._bytes(0, _FACTS_END), _FACTS_AT))

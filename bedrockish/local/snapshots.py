@@ -75,7 +75,11 @@ class ReadConnection:
         self._fetched = 0
         self._schema = self._members = -1
         self._access = Access()
-        db.set_progress_handler(late, STEPS)
+        self.interrupt_if(late)
+
+    def interrupt_if(self, late: Callable[[], bool]) -> None:
+        """Interrupt statements of the connection as soon as a function returns true."""
+        self.db.set_progress_handler(late, STEPS)
 
     def take_snapshot(self) -> FileMoment | None:
         """Take a snapshot of the file as it is now; return its moment; None if the file has no row ``moment``."""
@@ -227,7 +231,7 @@ class FileSnapshots:
     """
 
     def __init__(self, database: str, prepare: Callable[[apsw.Connection], None], is_late: Callable[[], bool]) -> None:
-        self._database, self._prepare, self._is_late = database, prepare, is_late
+        self._database, self._prepare, self.is_late = database, prepare, is_late
         self.published: Published | None = None
         self.readers: list[ReadConnection] = []
         self.cluster_id: Callable[[], str] = str  # returns an empty text
@@ -273,7 +277,7 @@ class FileSnapshots:
         return True
 
     def _connect(self, published: Published, facts: PublishedFacts) -> ReadConnection:
-        made = ReadConnection(connections.connect(published, facts), facts, self._is_late)
+        made = ReadConnection(connections.connect(published, facts), facts, self.is_late)
         try:
             self._prepare(made.db)
         except BaseException:
@@ -412,11 +416,14 @@ class FileSnapshots:
         return first
 
     def another(self) -> ReadConnection | None:
-        """Return a further connection to the open file, without a snapshot; None if it cannot be opened."""
+        """Return a further connection to the file of the others, without a snapshot; None if it cannot be opened."""
         published = self.published
         assert published is not None
         try:
-            made = self._connect(published, published.facts())
+            facts = published.facts()
+            if not self.is_of(facts):  # the node has exchanged its file
+                return None
+            made = self._connect(published, facts)
             made.end()
         except (BedrockishError, apsw.Error):
             return None

@@ -123,6 +123,29 @@ def test_result_beyond_the_kept_rows_is_lost_after_a_long_pause(
     assert db.execute(ENDLESS).fetchone() == (1,)
 
 
+def test_keeper_stops_reading_a_result_that_was_dropped(db: dbapi.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part may take for ever, and other results wait for the same thread."""
+    monkeypatch.setattr(open_results, "IDLE_S", 0.0)
+    cursor = db.execute(f"{ENDLESS} WHERE i < 1500")
+    [running] = reads_of(db)._results.running
+    wait(lambda: running.is_reading)
+    cursor.close()
+    wait(lambda: not reads_of(db)._results.running)
+    assert len(db.execute(f"{NUMBERS} SELECT i FROM n").fetchall()) == len(ALL)
+
+
+def test_connection_to_an_earlier_file_of_the_node_is_not_used(db: dbapi.Connection, rows: str) -> None:
+    db.execute(rows).fetchall()
+    results, snapshots = reads_of(db)._results, reads_of(db)._snapshots
+    assert results._spare is not None
+    for reader in snapshots.readers:  # as after the node has exchanged its file
+        reader.facts = reader.facts._replace(generation=reader.facts.generation - 1)
+    assert snapshots.another() is None
+    results.end_left()
+    assert results._spare is None
+    assert first_of(db.execute(rows).fetchall()) == ALL
+
+
 def test_functions_of_the_program_run_in_its_threads_only(db: dbapi.Connection) -> None:
     threads = set()
 

@@ -16,6 +16,7 @@ from typing import Protocol
 import apsw
 
 from bedrockish.access_sets.definitions import folded
+from bedrockish.access_sets.opcodes import rows_of
 from bedrockish.common.keeper import Keeper
 from bedrockish.common.pauses import monotonic
 from bedrockish.errors import ResultLostError, UnavailableError
@@ -150,10 +151,9 @@ class OpenResults:
         spare, self._spare = self._spare or snapshots.another(), None
         if spare is None:
             return None
-        published, text = snapshots.published, folded(sql)
+        published = snapshots.published
         assert published is not None
-        calls_program = any(str(name) in text for name in names)
-        running = RunningRead(sql, reader, published, self._prepared, calls_program=calls_program)
+        running = RunningRead(sql, reader, published, self._prepared, calls_program=_names_any(names, sql, reader))
         try:
             _AHEAD.add(running)
         except UnavailableError:
@@ -228,6 +228,20 @@ class OpenResults:
         self.prepare_again()
         while self.running:
             self.running.pop().close()
+
+
+def _names_any(names: Iterable[object], sql: str, reader: ReadConnection) -> bool:
+    """Return whether a statement or its bytecode has any of these names, in capital or small letters.
+
+    A view or a generated column can call a function that the statement does not name.
+    """
+    wanted = list(map(str, names))
+    if not wanted:
+        return False
+    program = rows_of(reader.db.execute(f"EXPLAIN {sql}", apsw._null_bindings, can_cache=False))  # type: ignore[attr-defined]
+    calls = " ".join(str(row[5]) for row in program if row is not None)
+    text = f"{folded(sql)} {folded(calls)}"
+    return any(name in text for name in wanted)
 
 
 class Fetching(Protocol):

@@ -395,11 +395,11 @@ class LocalReads:
         If the statement must end now, add these rows to ``rows``, and return None.
         """
         names = [given.what[1] if len(given.what) > 1 else "" for given in self.given.values()]
+        self._known = None  # first: if the handler of a signal raises, no read may use the lent connection
         running = self._results.open(reader, sql, names)
         if running is None:
             rows += reader.cursor.fetchall()
             return None
-        self._known = None
         return OpenResult(self, running)
 
     def read_on(self, running: RunningRead) -> list[Row]:

@@ -1,8 +1,9 @@
 """The conflict tests: the two calls that the gist asks SQLite for, on logical keys.
 
-``conflict(a, b)`` tells whether two access sets conflict. ``prepare_commit(x)`` tells whether x conflicts with a
-transaction that is pending at this node, or with a known commit that x has not seen. Command ids, changes of the
-membership and changes of the schema need no conflict rules of their own: ``claim`` adds them to the access set as keys.
+``conflict(a, b)``, in ``bedrockish_journal.model.access_set``, tells whether two access sets conflict.
+``prepare_commit(x)`` tells whether x conflicts with a transaction that is pending at this node, or with a known commit
+that x has not seen. Command ids, changes of the membership and changes of the schema need no conflict rules of their
+own: ``claim`` adds them to the access set as keys.
 """
 
 from bedrockish.core.state.access_index import Conflict

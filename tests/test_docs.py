@@ -140,7 +140,7 @@ def test_glossary_translates_the_words_of_other_systems(word: str) -> None:
     assert [said for elsewhere, _, said in rows if word.lower() in elsewhere.lower() and said]
 
 
-def test_each_row_of_the_comparison_names_the_test_that_holds_it() -> None:
+def test_each_row_of_the_comparison_names_the_test_that_proves_it() -> None:
     """The rows about architecture, limits and age need none."""
     rows = re.findall(r"^\| (.*?) \| (.*?) \|", (ROOT / "docs" / "compared.md").read_text(), re.MULTILINE)
     without = []

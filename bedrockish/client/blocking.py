@@ -201,7 +201,7 @@ class Connection:
     def read_again(
         self, sql: str, params: tuple[Any, ...], read: str
     ) -> "tuple[tuple[str, ...], list[Any], OpenResult | None] | None":
-        """Repeat a statement that ``read_here`` has just run, in less time; return None if it needs ``read_here``."""
+        """Run the statement of the last ``read_here`` again, faster than it; return None if it needs ``read_here``."""
         client = self._client
         if client.local is None or client._core.temporary.name or client._core.values.settings:
             return None

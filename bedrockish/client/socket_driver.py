@@ -305,7 +305,10 @@ class SocketDriver(Calls):
             link.close()
 
     def _dial(self, dial: Dial) -> None:
-        """Open a link, while other threads may make calls; after an interrupt, the next reading thread dials again."""
+        """Open a link, without the lock, so that other threads can make calls during the handshake.
+
+        If an interrupt ends the handshake, the dial stays in ``_dials``, and the next reading thread opens the link.
+        """
         hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client", info={BY_COLUMN: True})
         link: SocketLink | None = None
         try:

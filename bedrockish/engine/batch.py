@@ -110,7 +110,7 @@ class Batch:
             self._write_again()
 
     def _write_again(self) -> None:
-        """Write the batch again after a read for which SQLite, for lack of disk or memory, has rolled the batch back.
+        """Write the batch again, because SQLite has rolled it back during a read, for lack of disk space or memory.
 
         Otherwise the next write would be committed without the writes before it.
         """

@@ -485,8 +485,8 @@ def test_error_of_a_large_statement_names_a_way_out() -> None:
     assert did_not_happen(inflight, state).message.endswith("it is safe to run it again")
 
 
-def test_reservation_waits_until_the_share_of_time_allows_it() -> None:
-    """A node that has used up its share holds back again when a quarter of the time has given it enough."""
+def test_reservation_waits_until_a_quarter_of_the_time_covers_its_duration() -> None:
+    """A node honours the first reservation at once, and the second after four times its duration."""
     net = Net("ABC", settings=Settings(reserve_ms=1_000))
     asks, contention = net.places["A"].core.state, net.places["C"].core.coordinator.contention
     for number, longest_s in enumerate((0.2, 4.2)):

@@ -46,7 +46,6 @@ def test_connect_errors_name_the_mistake() -> None:
 
 
 def test_unsupported_arguments_of_connect_raise_the_errors_of_sqlite3(url: str) -> None:
-    """Unsupported arguments of sqlite3 fail as they do there."""
     for wrong in ({"isolation": "chaos"}, {"autocommit": 7}):
         with pytest.raises(db.ProgrammingError):
             db.connect(url, **wrong)

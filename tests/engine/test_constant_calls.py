@@ -71,7 +71,7 @@ def test_insert_names_the_columns_whose_defaults_depend_on_the_time(sql: str, ma
     assert numbered(sql, "code") == (made or sql)
 
 
-def test_random_default_is_drawn_for_each_row_of_values_and_not_for_a_select() -> None:
+def test_random_default_becomes_a_value_in_each_row_of_values_but_not_in_a_select() -> None:
     made = numbered("INSERT INTO t(a) VALUES (7), (8)", "at", "it's")
     assert made == 'INSERT INTO t(a, "code") VALUES (7, (1)), (8, (2))'
     assert numbered("INSERT INTO t(a) SELECT b FROM u") == "INSERT INTO t(a) SELECT b FROM u"

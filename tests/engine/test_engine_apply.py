@@ -395,7 +395,7 @@ def test_misfit_entry_of_few_rows_is_taken_out_of_the_batch(make_node: MakeNode,
 @pytest.mark.parametrize("place", [0, 7, 49])
 @pytest.mark.parametrize("is_missing", [True, False])
 def test_misfit_among_many_rows_is_named(pair: tuple[TestNode, TestNode], place: int, is_missing: bool) -> None:
-    """The row is missing, or SQLite refuses it."""
+    """The misfit changes a missing row, or inserts a row that SQLite refuses."""
     leader, _ = pair
     columns = ("id", "what")
     changes = [Change("auto", columns, INSERT, number, number, None, (number, "x")) for number in range(100, 150)]

@@ -429,10 +429,10 @@ async def test_snapshot_transaction_makes_no_temporary_table_on_a_later_snapshot
             await client.run("CREATE TEMP TABLE few AS SELECT x FROM t WHERE id = 2", temporary="+one")
 
 
-async def test_transaction_that_ends_while_it_moves_to_temporary_tables_leaves_them_to_the_next(
+async def test_transaction_that_ends_while_it_moves_leaves_the_temp_tables_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread of the ended transaction would begin on a connection that the session's next transaction uses."""
+    """Otherwise it would begin on the connection that the session's next transaction uses."""
     async with a_client(tmp_path, monkeypatch) as client:
         await client.step(BEGIN, Statement("CREATE TEMP TABLE few AS SELECT id FROM t"), temporary="+one")
         await client.step(COMMIT)

@@ -1,8 +1,8 @@
 """Links between nodes: like TCP, a link delivers messages in order until it breaks; messages in transit may be lost.
 
-Each pair of nodes has one link. Both ends learn at different times when it opens and breaks. A blocked direction delays
-its messages until it is unblocked or the link breaks. Options may make a link worse than TCP: messages are duplicated,
-reordered, or silently lost.
+Each pair of nodes has one link. When it opens or breaks, its two ends learn of that at different times. A blocked
+direction delays its messages until it is unblocked or the link breaks. Options may make a link worse than TCP: messages
+are duplicated, reordered, or silently lost.
 """
 
 from dataclasses import dataclass, field

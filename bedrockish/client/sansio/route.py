@@ -105,7 +105,7 @@ class Route:
     def learn(self, found: Mapping[Address, bool], now: float) -> bool:
         """Add the members of the cluster, each with whether other nodes reach it; return whether any was new.
 
-        The addresses of the URL stay, because they may be names of the nodes that only clients use.
+        The addresses of the URL stay, because only clients may know these names of the nodes.
         """
         known = {*self._target.addresses, *found}
         here = self.addresses[self._turn % len(self.addresses)]

@@ -5,9 +5,10 @@ views, each of which names the one before it twice, doubles with each link, so d
 memory. The size is computed in tokens from the texts alone, before SQLite gets the statement. The computed size is
 never too small; it is too large where a column has the name of a view.
 
-SQLite compiles a trigger once for each statement that may fire it, and once more for each conflict clause with which
-other triggers may fire it; the number of these other triggers does not matter. So the sizes of all triggers that a
-statement may fire are added, and the sum is multiplied by the number of conflict clauses.
+With a statement, SQLite compiles all triggers that the statement may fire, directly or by other triggers. It compiles
+each of them once, and once more for each conflict clause (such as OR REPLACE) with which other triggers may fire it;
+the number of these other triggers does not matter. So the sizes of these triggers are added, and the sum is multiplied
+by the number of their conflict clauses plus one.
 """
 
 import re

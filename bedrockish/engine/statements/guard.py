@@ -118,8 +118,8 @@ class Guard:
             if self._vectors is not None:
                 self._vectors.prepare_vec0()
             self._calls = calls
-            # Not from the statement cache: a text that equals a cached one of the node would not be compiled again, and
-            # the authorizer would not check it.
+            # Do not use the statement cache: a text that the node has cached would not be compiled again, so the
+            # authorizer would not check it.
             cursor.execute(sql, _NO_VALUES, can_cache=False)
         except apsw.ExecTraceAbort:
             pass

@@ -122,7 +122,7 @@ class StagedChanges:
         return f"{self._attached}.{run.name}"
 
     def range_delete(self, run: ChangeRun) -> str:
-        """Return the statement that deletes all rows from a run's first to its last, which must all be in the run."""
+        """Return the statement that deletes the rows from a run's first to its last; all of them must be in the run."""
         return f"DELETE FROM {quote(run.table.name)} WHERE {_between(run)}"
 
     def count_between(self, run: ChangeRun) -> str:

@@ -179,7 +179,7 @@ def parts_of(packed: bytes) -> "tuple[Part, ...]":
 
 
 def assemble(db: apsw.Connection, parts: "Iterable[Part]") -> bytes:
-    """Return a transaction's body, given its parts, with the stored data of the pieces among these.
+    """Return a transaction's body, joined from its parts; the data of the parts that are pieces is read from the file.
 
     Raises:
         DamagedError: a piece is missing.

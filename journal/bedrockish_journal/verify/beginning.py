@@ -75,7 +75,7 @@ def begin_with(source: Source) -> Beginning:
 
 
 def latest(db: apsw.Connection) -> int:
-    """Return the greatest clock in a file: of a transaction, or of the activation of a schema in force."""
+    """Return the greatest clock of the transactions in a file, and of the activations of schema changes in force."""
     committed = _ask(db, "SELECT max(clock) FROM bedrockish_journal WHERE repeat = 0")
     activated = _ask(db, "SELECT max(activates) FROM bedrockish_schema WHERE state <> 'scheduled'")
     return max(int(committed or 0), int(activated or 0), horizon(db)[0])

@@ -72,6 +72,10 @@ class ForeignClusterError(UsageError):
     code = "foreign_cluster"
 
 
+# SQLite's words for a missing function or collation; the last ones for a definition that names it.
+_LACKS = ("no such function", "no such collation", "unknown function")
+
+
 class SqlError(UsageError):
     """Raised when SQLite refuses a statement: syntax, a missing table, a wrong number of parameters. Nothing happened.
 
@@ -79,6 +83,11 @@ class SqlError(UsageError):
     """
 
     code = "sql"
+
+    @property
+    def lacks_function(self) -> bool:
+        """Whether SQLite lacks a function or collation that the statement, or a definition of its tables, names."""
+        return any(words in self.message for words in _LACKS)
 
 
 class ConstraintError(UsageError):

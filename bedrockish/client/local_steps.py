@@ -55,7 +55,6 @@ from bedrockish.sqltext.statement_kinds import READ, WRITE, kind_of
 APART = "the node keeps them, and does not have this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # pause between two attempts to return to the node of the file
-LACKS = ("no such function", "no such collation")  # how a node's errors about the program's functions begin
 OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # may mean that a thread has closed the file
 TOGETHER = 100  # most statements that are repeated at the node in one round trip
 
@@ -180,7 +179,7 @@ class LocalSteps:
 
     def has_function_for(self, error: SqlError) -> bool:
         """Return whether the error says that the node lacks a function or collation that this program may have."""
-        return self.transactions.has_functions and error.message.startswith(LACKS)
+        return self.transactions.has_functions and error.lacks_function
 
     def begin_at_once(self, command: str, read: str, isolation: str, timeout_s: float) -> bool:
         """Begin a transaction in this thread, in this process; return False if ``call`` must begin it."""

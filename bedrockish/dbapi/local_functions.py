@@ -14,7 +14,7 @@ import apsw
 
 from bedrockish.dbapi.errors import Error, NotSupportedError
 
-_MISSING = re.compile(r"no such (?:function|collation sequence): (\S+)")
+_MISSING = re.compile(r"(?:no such (?:function|collation sequence)|unknown function): ([^\s(]+)")
 # SQLite may lack these functions: under their names, programs register functions with the same meaning.
 _SAME = frozenset({*dir(math), "ceiling", "ln", "mod", "power", "if"})
 _SAME |= {"median", "percentile", "percentile_cont", "percentile_disc"}
@@ -52,7 +52,10 @@ class LocalFunctions:
             self._removed.add(key)
             return
         if key in (_COLLATIONS if kind == "collation" else _built_in()):
-            raise NotSupportedError(elsewhere(f"the {kind} {name}, which SQLite has as well,"))
+            raise NotSupportedError(
+                f"SQLite has the {kind} {name} as well, and the nodes call theirs, also in indexes and triggers; give "
+                "yours another name"
+            )
         self._what[key] = f"the {kind} {name}"
 
     def has(self, name: str) -> bool:

@@ -2,17 +2,27 @@
 
 The functions exist in the program's process only, for statements that run there. The cluster receives only the
 resulting rows and keys.
+
+A definition of the schema may call a function of SQLite or of the nodes' plugins. Rows that the program has made with
+another function of this name would not fit the tables of the nodes. So SQLite's own functions stay in place, and a
+statement that names a function or collation of a plugin runs at the node.
 """
 
+import json
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import apsw
 
 from bedrockish.access_sets.definitions import folded
+from bedrockish.engine.storage import system_tables as system
 from bedrockish.errors import SqlError
+
+_of_plugins: "weakref.WeakKeyDictionary[apsw.Connection, frozenset[str]]" = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +33,39 @@ class Give:
     register: Callable[[apsw.Connection], None]
 
     def __call__(self, db: apsw.Connection) -> None:
-        """Register it on a connection."""
+        """Register it on a connection, unless its name belongs to SQLite or to a plugin."""
+        match self.what:
+            case "function" | "collation", name, *_ if name in _of_plugins.get(db, ()):
+                return
+            case "function", str(name), int(arguments) if _is_sqlites(name, arguments):
+                return
         self.register(db)
+
+
+def leave_to_plugins(db: apsw.Connection) -> None:
+    """Remove SQLite's functions and collations that a plugin of the node has replaced, so that the node runs them.
+
+    Args:
+        db: a new connection to the node's file.
+    """
+    names = frozenset(json.loads(system.get_meta(db, system.PLUGIN_NAMES) or "[]"))
+    _of_plugins[db] = names
+    for name, arguments in _sqlites() if names else ():
+        if name in names:
+            db.create_scalar_function(name, None, arguments)
+
+
+@cache
+def _sqlites() -> frozenset[tuple[str, int]]:
+    """Return SQLite's functions, each with its number of arguments or -1."""
+    with closing(apsw.Connection(":memory:")) as db:
+        return frozenset(db.execute("SELECT name, narg FROM pragma_function_list WHERE builtin"))
+
+
+def _is_sqlites(name: str, arguments: int) -> bool:
+    if arguments < 0:
+        return any(name == one for one, _ in _sqlites())
+    return (name, arguments) in _sqlites() or (name, -1) in _sqlites()
 
 
 class ProgramError(SqlError):

@@ -36,7 +36,7 @@ from bedrockish.local import connections
 from bedrockish.local.attached import Attached
 from bedrockish.local.open_results import OpenResult, OpenResults, RunningRead
 from bedrockish.local.page import SILENT_NS, Published, PublishedFacts, now_ns
-from bedrockish.local.program_functions import End, Give, ProgramError
+from bedrockish.local.program_functions import End, Give, ProgramError, leave_to_plugins
 from bedrockish.local.snapshots import (
     DURABLE_S,
     FileSnapshots,
@@ -149,6 +149,7 @@ class LocalReads:
         note_commit(self._snapshots.origin, place, clock)
 
     def _prepare(self, db: apsw.Connection) -> None:
+        leave_to_plugins(db)
         for given in list(self.given.values()):
             given(db)
         self.attached.apply_to(db)

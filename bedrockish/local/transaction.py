@@ -167,8 +167,7 @@ class LocalTransaction:
                 raise
             raise NodeNeededError(error.message) from error
         except SqlError as error:
-            is_lacking = "no such function" in error.message or "no such collation" in error.message
-            if is_lacking and not self.keeps_rows:
+            if error.lacks_function and not self.keeps_rows:
                 raise NodeNeededError(error.message) from error
             self._log_statement(ExecutedStatement(statement, None, error.message))
             raise

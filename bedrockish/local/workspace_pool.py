@@ -24,6 +24,7 @@ from bedrockish.local.attached import Attached
 from bedrockish.local.file_schema import FILE_SCHEMAS, FileSchema
 from bedrockish.local.leased_ids import LeasedIds
 from bedrockish.local.page import SERVING, Published, PublishedFacts
+from bedrockish.local.program_functions import leave_to_plugins
 from bedrockish.local.reads import LocalReads
 from bedrockish.local.snapshots import may_see
 from bedrockish.local.thread_turn import TURN
@@ -154,6 +155,7 @@ class WorkspacePool:
 
     def prepare(self, db: apsw.Connection) -> None:
         """Register the program's functions on a connection, and attach the session's files to it."""
+        leave_to_plugins(db)
         for given in list(self.reads.given.values()):  # another thread may register one
             given(db)
         self.attached.apply_to(db)

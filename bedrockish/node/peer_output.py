@@ -1,5 +1,6 @@
 """Output to peers: the facts in each HELLO, and the messages, which the durability gate may delay."""
 
+import json
 import logging
 import secrets
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol.events import Event
 from bedrockish.core.protocol.messages import Fetch, Gossip, Message, Piece, Want, encode
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.storage.system_tables import PLUGIN_NAMES
 from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID, MEMBERS
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import begin_on_file, set_members
@@ -32,6 +34,7 @@ class PeerOutput:
 
     def __init__(self, core: Node, engine: Engine, gate: DurabilityGate, plugins: Plugins) -> None:
         self._core, self._engine, self._gate = core, engine, gate
+        engine.set_meta(PLUGIN_NAMES, json.dumps(plugins.defined()))  # for programs, before they may open the file
         # The facts in the node's HELLO, sent when a link is opened; ``batches`` counts only durable batches.
         self.info: dict[str, Any] = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
         self.info |= {"plugins": plugins.hello_facts(), "level": LEVEL}

@@ -8,16 +8,20 @@ import hashlib
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.definitions import folded
 from bedrockish.engine.derived.modules import PACKAGES, installed, needed
 from bedrockish.errors import ConfigError, UnsupportedError
 
 logger = logging.getLogger(__name__)
+_DEFINED = """SELECT name, narg, builtin FROM pragma_function_list
+    UNION ALL SELECT name, NULL, NULL FROM pragma_collation_list"""
 
 
 class Plugins:
@@ -57,6 +61,15 @@ class Plugins:
                 register(db)
             except Exception as error:
                 raise ConfigError(f"plugins: {name}: register failed: {type(error).__name__}: {error}") from error
+
+    def defined(self) -> list[str]:
+        """Return the names of the functions and collations that the modules register, in lower case."""
+        if not self._registers:
+            return []
+        with closing(apsw.Connection(":memory:")) as db:
+            before = set(db.execute(_DEFINED))
+            self.prepare(db)
+            return sorted({folded(str(name)) for name, *_ in set(db.execute(_DEFINED)) - before})
 
     def hello_facts(self) -> dict[str, Any]:
         """Return the facts about this node's modules that other nodes get in a HELLO."""

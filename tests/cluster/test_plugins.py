@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trio
 
-from bedrockish import open_client
+from bedrockish import dbapi, open_client
 from bedrockish.errors import BedrockishError, ConfigError
 from bedrockish.node.plugins import Plugins
 from tests.cluster import functions
@@ -63,6 +64,45 @@ async def test_plugins_page_works_and_different_plugins_are_reported(
             with pytest.raises(BedrockishError, match="no such function: initials"):
                 await client.execute("SELECT initials('Ada Byron')")
         assert "plugins differ: C has no words" in cluster.nodes[0].log.read_text()
+
+
+REPLACING = """
+def register(connection):
+    connection.create_scalar_function("upper", lambda text: str(text).upper(), 1, deterministic=True)
+    connection.create_scalar_function("slug", lambda text: text.replace(" ", "-"), 1, deterministic=True)
+    connection.create_collation("Backwards", lambda left, right: (left < right) - (left > right))
+"""
+
+
+def test_program_on_a_file_uses_the_functions_of_plugins_also_in_place_of_sqlites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that SQLite's function, or one of the program, had made would not fit the nodes' tables."""
+    (tmp_path / "replacing.py").write_text(REPLACING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with with_plugins(tmp_path / "cluster", "replacing") as cluster:
+        trio.run(ready, cluster)
+        db = dbapi.connect(cluster.nodes[0].database, isolation_level=None)
+        db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a CHECK (upper(a) <> 'Ü'), g AS (upper(a)) STORED UNIQUE)")
+        db.execute("CREATE TABLE s(id INTEGER PRIMARY KEY, a COLLATE backwards)")
+        db.execute("CREATE UNIQUE INDEX by_slug ON s(slug(a))")
+        db.execute("INSERT INTO t VALUES (1, 'Ö')")
+        db.execute("INSERT INTO s VALUES (1, 'a b')")
+        db.create_function("slug", 1, lambda text: text)
+        db.create_collation("BACKWARDS", lambda left, right: (left > right) - (left < right))
+        for refused in ("t VALUES (2, 'ö')", "t VALUES (3, 'ü')", "s VALUES (2, 'a-b')"):
+            db.execute("BEGIN")
+            with pytest.raises(dbapi.IntegrityError):
+                db.execute(f"INSERT INTO {refused}")
+            db.execute("ROLLBACK")
+        db.execute("BEGIN")
+        db.execute("INSERT INTO t VALUES (4, 'ä')")
+        db.executemany("INSERT INTO s VALUES (?, ?)", [(5, "b"), (6, "c")])
+        for _ in range(2):  # in the transaction, and after it
+            assert db.execute("SELECT g, upper(a), slug('x y') FROM t WHERE id = 4").fetchall() == [("Ä", "Ä", "x-y")]
+            assert db.execute("SELECT id FROM s WHERE a > 'c' ORDER BY a").fetchall() == [(5,), (1,)]
+            db.commit()
+        db.close()
 
 
 async def test_functions_and_collations_of_a_plugin_work_at_every_node(cluster: LocalCluster) -> None:

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, select, update
 
 from bedrockish import dbapi
+from bedrockish.engine.storage import system_tables
 from bedrockish.local import connections
 from bedrockish.local.program_functions import Give
 from bedrockish.local.reads import LocalReads
@@ -133,6 +134,22 @@ def test_function_in_the_schema_is_refused(db: Any, table: str) -> None:
     with pytest.raises(dbapi.Error, match="the function mine exists in this program only, and the statement runs at"):
         db.execute(f"CREATE INDEX {table}i ON {table}(mine(a))")
     db.rollback()
+
+
+def test_functions_of_sqlite_that_a_definition_calls_stay_in_place(db: Any, table: str) -> None:
+    """Rows that the program's function of the same name had made would not fit the nodes' tables."""
+    db.execute(f"CREATE TABLE {table}_g(id INTEGER PRIMARY KEY, a INT, g AS (power(a, 2)) UNIQUE)")
+    db.execute(f"INSERT INTO {table}_g VALUES (1, 2)")
+    db.commit()
+    db.create_function("power", 2, lambda *_: 5)
+    for number in (1, -1):
+        db.create_function("Power", number, lambda *_: 6)
+    db.create_function("power", 2, None)
+    with pytest.raises(dbapi.IntegrityError), db:
+        db.execute(f"INSERT INTO {table}_g VALUES (2, -2)")
+    with db:
+        db.execute(f"INSERT INTO {table}_g VALUES (3, 3)")
+    assert db.execute(f"SELECT g FROM {table}_g ORDER BY id").fetchall() == [(4.0,), (9.0,)]
 
 
 def test_schema_change_after_a_function_of_the_program_names_the_reason(db: Any, table: str) -> None:
@@ -288,6 +305,7 @@ def test_function_may_be_registered_while_a_transaction_begins(node: LocalNode) 
         late = Give(("function", "late", 0), lambda _: None)
         reads.given["early"] = Give(("function", "early", 0), lambda _: reads.give(late))
         with closing(apsw.Connection(":memory:")) as db:
+            system_tables.create(db)
             WorkspacePool(reads).prepare(db)
         assert reads.given[late.what] is late
 

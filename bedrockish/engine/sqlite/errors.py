@@ -45,7 +45,7 @@ WITHOUT_PLUGIN = (
 )
 
 
-_LACKS = re.compile("no such (?:function|collation sequence): ")
+_LACKS = re.compile("(?:no such (?:function|collation sequence)|unknown function): ")
 _LACKS_VECTORS = re.compile("no such (?:function: (?:libsql_)?vector|table: vector_top_k)")
 LIBSQLS_VECTORS = "libSQL's own vectors are missing; use tables of vec1 or vec0, and their functions"
 ELSEWHERE = (

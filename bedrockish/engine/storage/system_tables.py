@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # not imported at run time, because programs that only open a
 
 FORMAT = 1
 ALARM, BLOCKED, VOID = "alarm:", "blocked:", "void:"
+PLUGIN_NAMES = "plugin_names"  # the key of the names, as JSON, that plugins registered at the node's last start
 
 DDL = """
 CREATE TABLE bedrockish_meta(

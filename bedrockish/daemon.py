@@ -351,7 +351,7 @@ async def _serve(
     )
     runtime.output.on_members = partial(_take_passwords, gate, credentials, mesh)
     runtime.output.on_members()
-    with local_socket or nullcontext():  # the socket is closed also if the node ends before it listens
+    with local_socket or nullcontext():  # the socket is closed even if the node ends before it listens
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.transactions.programs.reach_voters, credentials.entry, config.cluster)
             await trio.to_thread.run_sync(runtime.engine.sync)  # writes of a killed process may not be durable yet

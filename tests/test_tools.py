@@ -306,7 +306,7 @@ def running(directory: Path) -> list[int]:
 
 
 def test_clients_of_the_benchmark_write_rows_of_their_own() -> None:
-    """Inserted ids and own rows are different for every client, transfers name two rows that exist."""
+    """Every client inserts other ids and updates other rows; a transfer changes two rows by opposite amounts."""
     clients = [Draw("insert", number, 64) for number in range(64)]
     ids = [each()[0][1][0] for each in clients for _ in range(50)]
     assert len(set(ids)) == len(ids)

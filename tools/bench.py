@@ -152,7 +152,7 @@ class Run:
     took: list[float] = field(default_factory=list)  # the seconds of each transaction in the measured time
     retries: int = 0  # how often a node ran a measured transaction again because of a conflict
     failures: int = 0  # commands that failed with a conflict, in all of the run
-    total: int = 0  # all transactions, also those of the warm-up
+    total: int = 0  # all transactions, including those of the warm-up
     written: int = 0  # the writing transactions among all
 
     def __post_init__(self) -> None:

@@ -347,7 +347,7 @@ class Registers:
 
 
 class _Fill(NamedTuple):
-    """The sources of rows of a private table."""
+    """The instructions and cursors that rows of a private table come from."""
 
     is_known: bool  # whether ``made`` and ``copied`` have all sources
     made: tuple[Op, ...]  # the MakeRecord instructions of the rows

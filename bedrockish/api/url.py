@@ -81,7 +81,7 @@ def parse_address(text: str, *, where: str, any_port: bool = False) -> Address:
 
 
 def _is_host(text: str) -> bool:
-    """Return whether a text can be the name or the number of a machine; dialling another text raises UnicodeError."""
+    """Return whether a text can be a host name or an IP address; dialling any other text raises UnicodeError."""
     if not text.isprintable() or any(letter.isspace() or letter in "/@?#,[" for letter in text):
         return False
     try:

@@ -169,7 +169,7 @@ def _write_pair(key: tuple[Path, bytes], certificate: tuple[Path, bytes]) -> Non
 def _remove_unfinished(directory: Path) -> None:
     """Remove keys and certificates that a killed process has not finished.
 
-    A key without its certificate goes as well, if the certificate was about to get its name: the key was never used.
+    A finished key is removed, too, if its certificate is unfinished: the key was never used.
     """
     for part in directory.glob(f"*.pem{PART}"):
         certificate = part.with_name(part.name.removesuffix(PART))

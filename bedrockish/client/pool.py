@@ -224,7 +224,7 @@ class ConnectionPool:
                 yield lent
             finally:
                 is_usable = not lent.closed and _is_clean(lent)
-        finally:  # also if the handler of a signal ends the ROLLBACK: else the pool would have one connection less
+        finally:  # even if the handler of a signal ends the ROLLBACK: else the pool would have one connection less
             self._take_back(client, usable=is_usable)
 
     def _lend(self, timeout: float | None) -> SocketClient:

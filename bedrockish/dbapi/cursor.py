@@ -41,7 +41,7 @@ class RowSource(Protocol):
 
 
 class _LostRows:
-    """The source of rows in place of one whose rows were lost on their way to the cursor."""
+    """A source that replaces one whose rows were lost on their way to the cursor."""
 
     def batch(self) -> list[tuple[Any, ...]]:
         """Raise ``ResultLostError``."""

@@ -258,7 +258,7 @@ class LocalTransactions:
             found.interrupt()
 
     def close(self) -> None:
-        """End all transactions, also those in which another thread runs a statement, and close their connections."""
+        """End all transactions, even those in which another thread runs a statement, and close their connections."""
         self.is_closed = True
         for one in list(self._open.values()):
             one.end(closed())

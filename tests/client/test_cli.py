@@ -173,7 +173,7 @@ def test_bug_is_one_line_and_its_traceback_is_shown_on_demand(monkeypatch: pytes
 
 
 def test_interrupt_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status is 130 also if the interrupt caused another error, such as that of a link that the program closed."""
+    """The status is 130 even if the interrupt caused another error, such as that of a link that the program closed."""
     for cause in (KeyboardInterrupt(), BaseExceptionGroup("", [UsageError("a link is stopping"), KeyboardInterrupt()])):
         monkeypatch.setattr("bedrockish.cli.status.connect", Mock(side_effect=cause))
         result = run("status", "bedrockish://h")

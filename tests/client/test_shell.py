@@ -70,7 +70,7 @@ def refused(node: LocalCluster, text: str, status: int = 2) -> str:
 
 
 def interruptible() -> None:
-    """Ctrl-C works as in a terminal, also if these tests run in the background of a shell, which ignores it."""
+    """Ctrl-C works as in a terminal, even if these tests run in the background of a shell, which ignores it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -75,7 +75,7 @@ async def test_second_node_under_a_learners_name_is_refused(tmp_path: Path) -> N
 
 
 async def test_node_at_an_unknown_address_is_reported_by_both_sides(tmp_path: Path) -> None:
-    """The node and its peers report the address, also if the peers got a wrong one; a correction ends the reports."""
+    """The node and its peers report the address, even if the peers got a wrong one; a correction ends the reports."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         moved, (there, wrong) = cluster.nodes[2], free_ports(2)

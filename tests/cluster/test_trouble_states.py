@@ -132,7 +132,7 @@ class View:
         return None
 
     def alerts(self, index: int) -> set[str]:
-        """Return the troubles in the metrics of a node; each has an alert rule."""
+        """Return the troubles in a node's metrics; fail if one has no alert rule."""
         found = set(re.findall(r'bedrockish_trouble{code="(\w+)"} 1', self.get(index, "/metrics")[1].decode()))
         rules = (PAGE.parent / "alerts.yml").read_text()
         assert all(f'code="{code}"' in rules for code in found)

@@ -66,7 +66,7 @@ def test_sole_voter_begins_without_other_clocks() -> None:
 
 
 def test_a_restart_before_a_schema_change_follows_no_wall_of_its_own() -> None:
-    """The machine may report any time: the clock begins at its ceiling, also if a change comes into force soon."""
+    """The machine may report any time: the clock begins at its ceiling, even if a change comes into force soon."""
     txid, nothing = Txid(MORNING - 5, "A"), AccessSet()
     change = Transaction(
         *(txid, {}, 0, 0, 0, "alter", "serializable", SCHEMA, nothing, b"", b""), activates=MORNING - 1

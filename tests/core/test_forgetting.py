@@ -1,4 +1,4 @@
-"""Decisions below safe time are forgotten, also if the transaction appears again."""
+"""Decisions below safe time are forgotten, even if the transaction appears again."""
 
 from bedrockish.core.protocol.messages import Commit, Gossip
 from bedrockish_journal.model.entry import GENESIS, Entry

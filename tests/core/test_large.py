@@ -133,7 +133,7 @@ def test_large_transaction_begins_when_a_quorum_has_its_pieces() -> None:
         assert place.disk.seen.rows[BIG]
 
 
-def test_voter_that_only_reads_since_its_offer_names_its_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_that_becomes_read_only_during_its_offer_names_its_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     net, answers = Net("ABC", settings=LARGE), list[object]()
     net.kept = {Piece}
     net.ask("A", add("one", BIG))

@@ -126,7 +126,7 @@ def rejections(said: list[Message]) -> list[int]:
 
 
 def test_pending_transaction_of_the_old_membership_ends_with_the_change() -> None:
-    """The transaction can never commit any more, and every question about it gets that answer, also if it arrives
+    """The transaction can never commit any more, and every question about it gets that answer, even if it arrives
     later.
     """
     one = One(membership(0, "ABC"))

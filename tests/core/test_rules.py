@@ -237,7 +237,7 @@ def test_time_is_not_closed_over_a_begin_that_came_in_time(voter: Voter, waits: 
 
 
 def test_comparison_of_rows_holds_time_back_for_a_bounded_while(voter: Voter) -> None:
-    """The bound counts from the first comparison, also if it begins again."""
+    """The bound counts from the first comparison, even if it begins again."""
     voter.rows = None  # type: ignore[assignment]
     made = make("A", 1)
     voter.hear("A", Begin(made.body))

@@ -140,7 +140,7 @@ class World:
 
 @pytest.mark.parametrize("large", [2, access_index.LARGE])
 def test_a_base_conflicts_with_exactly_the_commits_that_it_lacks(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A base with the second label includes the first one, also if the window dropped the commit long ago."""
+    """A base with the second label includes the first one, even if the window dropped the commit long ago."""
     for (module, name), value in zip(WINDOW_CONSTANTS, (4, 6, 5), strict=True):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(access_index, "LARGE", large)

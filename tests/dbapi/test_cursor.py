@@ -239,7 +239,7 @@ def test_lastrowid_is_that_of_the_last_insert(connection: db.Connection, table: 
 def test_lastrowid_after_an_upsert_that_updates_is_that_of_the_connection(
     connection: db.Connection, table: str
 ) -> None:
-    """As in sqlite3, a cursor takes SQLite's value after each INSERT, also if the INSERT has added no row."""
+    """As in sqlite3, a cursor takes SQLite's value after each INSERT, even if the INSERT has added no row."""
     connection.execute(f"CREATE UNIQUE INDEX {table}_name ON {table}(name)")
     upsert = f"INSERT INTO {table}(id, name) VALUES (5, 'z') ON CONFLICT (name) DO UPDATE SET id = 6"
     assert connection.execute(upsert).lastrowid

@@ -136,7 +136,7 @@ def test_replay_keeps_the_rows_of_a_transaction_that_was_repaired_after_its_comm
 
 
 def test_rollback_after_the_commit_of_a_replay_was_lost_is_answered(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ROLLBACK after a lost COMMIT is answered, also if the lost COMMIT was that of a replay."""
+    """A ROLLBACK after a lost COMMIT is answered, even if the lost COMMIT was that of a replay."""
     with closing(db.connect(url, isolation_level=None, replay=True)) as one:
 
         def lose(opened: BlockingTransaction, **_: object) -> None:

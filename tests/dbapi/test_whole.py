@@ -76,7 +76,7 @@ def test_iterdump_writes_a_table_of_many_columns(made: db.Connection) -> None:
 def test_tables_larger_than_a_result_are_copied_and_dumped(
     made: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page of rows that is over the limit was refused, and so was any large table WITHOUT ROWID."""
+    """One page of rows is larger than a result may be, and the table WITHOUT ROWID has several pages."""
     monkeypatch.setattr(whole, "PAGE", 80)
     made.executescript(
         "CREATE TABLE large(id INTEGER PRIMARY KEY, a); CREATE TABLE keyed(k TEXT COLLATE NOCASE, n, a, "
@@ -99,7 +99,7 @@ def test_tables_larger_than_a_result_are_copied_and_dumped(
 
 
 def test_many_rows_are_dumped_in_pieces(made: db.Connection) -> None:
-    """Each row is dumped once, also if rowids have gaps or are negative."""
+    """Each row is dumped once, even if rowids have gaps or are negative."""
     made.executemany("INSERT INTO thing(id, a) VALUES (?, ?)", [(n * 7 - 5_000, n + 10) for n in range(2_500)])
     made.commit()
     lines = [line for line in made.iterdump() if line.startswith('INSERT INTO "thing"')]

@@ -480,8 +480,8 @@ def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_batch_that_may_restart_the_wal_counts_as_long(make_node: MakeNode, held: bool) -> None:
-    """The end of a batch copies the rest of the WAL and truncates it, which takes a tenth of a second. If a reader of
-    an old snapshot prevents that, each batch stays short, however long the WAL is.
+    """Such a batch copies the rest of the WAL at its end, and truncates the WAL, which takes a tenth of a second. While
+    a reader of an old snapshot prevents that, no batch counts as long, however long the WAL is.
     """
     node = make_node(limits=Limits(wal_frames=40, wal_frames_max=BATCH_FRAMES + 60))
     engine = node.engine

@@ -234,7 +234,7 @@ def test_late_build_is_finished_or_given_up(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_duplicate_during_the_build_fails_only_the_schema_change(node: TestNode, late: bool) -> None:
-    """SQLite reports the duplicate when the change comes into force, also if the index is built before."""
+    """SQLite reports the duplicate when the change comes into force, even if the index is built before."""
     node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2), (3, 3), (4, NULL), (5, NULL)")
     entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
     build = begin(node, entry)

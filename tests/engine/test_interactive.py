@@ -503,7 +503,7 @@ def test_limit_of_changes_counts_all_statements_of_a_transaction(tmp_path: Path)
 def test_statement_whose_rows_are_refused_after_it_has_run_is_undone(
     tmp_path: Path, definition: str, is_known: bool, sql: str, value: Any, error: str
 ) -> None:
-    """The rows of such tables are read after the statement, which must then leave no row that COMMIT would lack."""
+    """Changed rows of such tables are read after the statement; if one of them is refused, none may stay."""
     desk = Desk(tmp_path / "A.sqlite", changes_bytes=100_000)
     desk.node.run(f"CREATE {definition}")
     work = desk.begin()

@@ -72,7 +72,7 @@ def test_sync_notices_that_the_file_is_not_in_its_place(
 
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["moved", "replaced"])
-def test_log_of_a_moved_file_stays_while_a_reader_keeps_it_from_being_copied(
+def test_log_of_a_moved_file_is_kept_while_a_reader_prevents_its_checkpoint(
     make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
     """If the log were removed after a part of it was copied, the moved file would be malformed without the rest."""

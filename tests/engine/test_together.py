@@ -63,7 +63,7 @@ def test_each_request_sees_the_changes_of_those_before(bank: TestNode) -> None:
 
 
 def test_changes_of_each_request_can_be_told_apart(bank: TestNode) -> None:
-    """The shares are known also if a trigger makes the change, or if one request changes no row."""
+    """The shares are known even if a trigger makes the change, or if one request changes no row."""
     prepared = together(
         bank,
         *named(

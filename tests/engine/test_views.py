@@ -43,7 +43,7 @@ CREATE TRIGGER before_g BEFORE INSERT ON g WHEN new.id > 5 BEGIN UPDATE g SET v 
 def test_effects_of_triggers_before_a_failed_row_follow_the_conflict_clause(
     tmp_path: Path, table: str, how: str
 ) -> None:
-    """With OR FAIL the effects stay, also if the statement itself changed nothing; with ABORT they are rolled back."""
+    """With OR FAIL the effects stay, even if the statement itself changed nothing; with ABORT they are rolled back."""
     desk, db = Desk(tmp_path / "A.sqlite"), apsw.Connection(":memory:")
     for text in FAILING.splitlines():
         desk.node.run(text)

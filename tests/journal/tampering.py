@@ -736,8 +736,8 @@ UNSEEN: dict[str, Deed] = {
     "the order of two concurrent entries": in_b(order_as_may_be),
     "ids of removed commands forgotten": everywhere(forgotten),
 }
-# Nothing of these is covered by a hash: a beginning may be removed, if what is left continues it; and each node notes
-# for itself when it applied an entry, and after what.
+# No hash covers these facts: a beginning may be removed if the remaining entries continue it; and each node records for
+# itself when it applied an entry, and after which other one.
 UNANCHORED = {
     "the beginning removed everywhere",
     "the time at which a node applied an entry",

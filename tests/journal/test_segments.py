@@ -88,7 +88,7 @@ def test_every_moment_of_a_directory_can_be_restored(lived: Lived, tmp_path: Pat
 
 
 def test_segments_with_a_gap_are_refused(lived: Lived, tmp_path: Path) -> None:
-    """The gap is found also if no remaining entry follows a missing one."""
+    """The gap is found even if no remaining entry follows a missing one."""
     files = written(tmp_path / "kept", lived)
     files[1].unlink()
     snapshot, journals, until = choose(tmp_path / "kept", None)

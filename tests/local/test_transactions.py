@@ -549,7 +549,7 @@ def test_commit_after_a_restart_of_the_node_did_not_happen(tmp_path: Path) -> No
 
 
 def test_first_commit_after_a_restart_reaches_the_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The COMMIT arrives also if no thread has read the end of the link to the earlier process yet."""
+    """The COMMIT arrives even if no thread has read the end of the link to the earlier process yet."""
     monkeypatch.setattr(socket_driver, "TICK_S", 60.0)
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
         trio.run(cluster.wait_ready, 0)

@@ -148,7 +148,7 @@ async def test_unawaited_batch_is_synced_with_the_next_or_soon(tmp_path: Path, m
 
 
 class Gossips(Wire):
-    """A mesh that counts departed gossip."""
+    """A mesh that counts the GOSSIP messages that leave."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -284,7 +284,7 @@ async def test_failing_disk_stops_the_node_before_any_output_leaves(
 async def test_node_writes_nothing_after_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DamagedError
 ) -> None:
-    """The core takes the failed effect for done, and later effects of the batch may depend on it."""
+    """The core counts the failed effect as done, and later effects of the batch may depend on it."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
 
     def failing(*_arguments: Any, **_options: Any) -> None:

@@ -607,7 +607,7 @@ def test_long_texts_are_remembered_without_their_characters(runtime: Runtime) ->
 
 
 async def test_waiting_command_gets_the_place_of_a_stuck_one(runtime: Runtime) -> None:
-    """After ``STUCK_S`` a stuck command loses its place, also if no other event wakes the loop then."""
+    """After ``STUCK_S`` a stuck command loses its place, even if no other event wakes the loop then."""
     workers = runtime.workers
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:

@@ -567,7 +567,7 @@ def without_collector() -> Iterator[None]:
 
 
 def rows_in_memory() -> int:
-    """Count the rows of transactions named ``freed…``, also those that wait for the garbage collector."""
+    """Count the rows of transactions named ``freed…``, including those that wait for the garbage collector."""
     # Not ``isinstance``, which asks lazy objects of other tests for their class, such as the settings of Django.
     works = (one for one in gc.get_objects() if type(one) is TransactionWork)
     return sum(len(work.changes) for work in works if work.command.startswith("freed"))

@@ -258,7 +258,7 @@ def test_pruned_entries_are_an_error_and_not_skipped(tmp_path: Path) -> None:
         with pytest.raises(JournalPrunedError, match="its timeline B begins at B5") as caught:
             reader.latestOffset(start, ReadMaxRows(3))
         assert (caught.value.leader, caught.value.first) == ("B", 5)
-        with pytest.raises(JournalPrunedError):  # also if the removal comes between planning and reading
+        with pytest.raises(JournalPrunedError):  # even if the removal comes between planning and reading
             rows(reader, start, end)
     after = {"A": {"A": 2, "B": 4}}
     assert min(row["tick"] for row in rows(reader, after, end) if row["leader"] == "B") == 5

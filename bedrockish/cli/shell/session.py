@@ -126,7 +126,7 @@ class Shell:
 
     @property
     def is_for_people(self) -> bool:
-        """Whether results are printed to be read: as boxes, to standard output."""
+        """Whether results are printed for a person: as boxes, to standard output."""
         return self.style.mode == BOX and self.out is None
 
     def read_file(self, path: str) -> None:

@@ -270,7 +270,10 @@ class SafeTime:
             state.commit_window.forget(self._safe_long_ago())
 
     def _safe_long_ago(self) -> int:
-        """Return the safe time of a conflict window ago: a clock that only counts does not tell the age of a commit."""
+        """Return the newest safe time that has become a conflict window old since the last call, or 0.
+
+        Needed for a clock that only counts, because such a clock does not tell the age of a commit.
+        """
         state, aged = self.state, self._aged
         window_s = state.settings.conflict_window_ms / 1000
         # Sixteen samples per window suffice: the safe time has to be about a window old, and no younger.

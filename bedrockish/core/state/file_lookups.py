@@ -11,7 +11,7 @@ from bedrockish_journal.model.vector import Vector
 
 @dataclass(frozen=True, slots=True)
 class FileLookups:
-    """The functions of the driver; each reads the file in its state after the effects of earlier steps."""
+    """The driver's functions that look things up in the file; they see the effects of all earlier steps."""
 
     # Returns the transaction of a command; None if the command never happened, ``FORGOTTEN`` if the journal does not
     # reach back to the age of its id.

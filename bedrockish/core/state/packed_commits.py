@@ -22,8 +22,9 @@ Place = tuple[str, int]
 
 
 class Retirement:
-    """A change of the members that retired timelines: a base with the change has all their entries and omits their
-    ticks.
+    """A change of the members that retired timelines.
+
+    A base that has the change has all entries of these timelines, and does not name them.
     """
 
     __slots__ = ("later", "places")

@@ -7,8 +7,9 @@ GATHERING_BYTES_MAX = 1_000  # a longer change counts as one of definitions
 
 
 class SchemaState:
-    """The schema version, and the scheduled change, which is applied and comes into force at its activation clock at
-    every node.
+    """The schema version in force here, and the scheduled change.
+
+    A scheduled change is applied and not yet in force. It comes into force at the same clock at every node.
 
     Invariants:
         At most one change is scheduled: a leader begins a second change only when the first is in force there.

@@ -292,7 +292,7 @@ class State:
         return any(leader in retired or base.get(leader, 0) >= tick for leader, tick in self._lookups.find_places(txid))
 
     def safe_of(self, base: Vector) -> int:
-        """Return the clock up to which a base has all commits: safe time, or just before an older commit outside it."""
+        """Return the clock up to which a base has all commits: safe time, or less if an older commit is outside it."""
         if covers(base, self.timelines.applied):
             return self.clock.safe
         lacking = self.commit_window.oldest_outside(base)

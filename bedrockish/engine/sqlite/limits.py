@@ -170,7 +170,7 @@ class Limits:
     statement_s: float = 30.0  # how long one statement may run, in seconds
     wal_frames: int = 4_000  # frames in the WAL at which a background checkpoint is due
     # Frames in the WAL at which the node itself finishes the checkpoint at the end of a batch, if less than a quarter
-    # of ``wal_frames`` are left to copy; at twice this number, also if more are left, unless a reader holds the
+    # of ``wal_frames`` are left to copy; at twice this number, even if more are left, unless a reader holds the
     # checkpoint back.
     wal_frames_max: int = 32_000
     seconds: Callable[[], float] = monotonic  # a clock that only goes forward, in seconds

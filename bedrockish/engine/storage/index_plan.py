@@ -2,7 +2,7 @@
 
 SQLite adds an entry to an index only together with a row of its table. So the index is created on a system table, the
 *stand-in*, which has the index's columns with their names, types and collations. The content of the index is then byte
-for byte that of an index on the user's table, also if it is unique, partial or on expressions.
+for byte that of an index on the user's table, even if it is unique, partial or on expressions.
 
 The plan is tried first, in an in-memory database that has only the user's table. A statement that fails this trial is
 not built online: it runs like any other schema statement.

@@ -80,8 +80,8 @@ def reserve(room: Mapping[str, int]) -> int:
 def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> str:
     """Return, in words, why ``size`` more bytes cannot be written to the disk of a database; empty if they can.
 
-    Empty also if a write fails for a cause that is not in ``REASONS``. The probe writes, because only a write shows a
-    quota, or a file system that the kernel has made read-only.
+    The result is also empty if a write fails for a cause that is not in ``REASONS``. The probe writes, because only a
+    write shows a quota, or a file system that the kernel has made read-only.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if most != resource.RLIM_INFINITY and length(path, "", "-wal") + size > most:

@@ -163,7 +163,7 @@ class Transactions:
         return is_open or self.streams.is_used(now_s - USED_S)
 
     def interrupt_owner(self, owner: object) -> None:
-        """End the transactions of a client whose link has ended, also those that run a statement.
+        """End the transactions of a client whose link has ended, including those that run a statement.
 
         A transaction whose COMMIT the client has sent goes on.
         """

@@ -64,7 +64,7 @@ class TransactionSnapshots:
         """Yield the findings, after all entries were added.
 
         Args:
-            node: the nodes of the files, for findings.
+            node: the nodes that the files belong to, as the findings name them.
             retired: the timelines that vectors omit, each with the membership that retired it.
             places: returns the places of a transaction in the files.
         """

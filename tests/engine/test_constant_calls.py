@@ -5,13 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from bedrockish.api.requests import decode_results
 from bedrockish.engine.statements.constant_calls import with_values
+from bedrockish.errors import TooLargeError, UnsupportedError
 from bedrockish_journal.model.changes import decode_statements
-from tests.engine.nodes import TestNode
+from tests.engine.nodes import Sql, TestNode
 from tests.engine.test_mixed import force, same_in_replays
 from tests.engine.test_versions import decide
 
-DEFAULTS = {"plain": "'date'", "at": "CURRENT_TIMESTAMP", "it's": "(1 + unixepoch('now'))", "code": "(random())"}
+DEFAULTS = {
+    "plain": "'date'",
+    "word": "date",
+    "at": "CURRENT_TIMESTAMP",
+    "it's": "(1 + unixepoch('now'))",
+    "code": "(random())",
+}
 
 
 def numbered(sql: str, *without: str) -> str:
@@ -41,6 +49,10 @@ def numbered(sql: str, *without: str) -> str:
         ("INSERT INTO t VALUES ((SELECT random())), (random())", "INSERT INTO t VALUES ((SELECT random())), ((1))"),
         ("INSERT INTO t VALUES (randomblob(1000000), randomblob(:n))", None),
         ("INSERT INTO t SELECT random()", None),
+        ("SELECT a current_date, (a) current_time FROM t", None),
+        ("SELECT \"date('now') || 1\" FROM (SELECT date('now') || 1)", None),
+        ("SELECT a FROM t ORDER BY unixepoch('now')", "SELECT a FROM t ORDER BY ifnull(1, NULL)"),
+        ("SELECT a FROM t UNION SELECT date()", "SELECT a FROM t UNION SELECT ifnull(1, NULL)"),
         ("SELECT date(", None),
         ("SELECT 1; SELECT date()", None),
     ],
@@ -77,6 +89,13 @@ def test_random_default_becomes_a_value_in_each_row_of_values_but_not_in_a_selec
     assert numbered("INSERT INTO t(a) SELECT b FROM u") == "INSERT INTO t(a) SELECT b FROM u"
 
 
+def test_many_rows_of_random_values_take_a_moment() -> None:
+    """The statement is prepared by the thread that all clients of a node wait for."""
+    rows = 20_000
+    made = numbered(f"INSERT INTO t VALUES {', '.join(['(random())'] * rows)}")
+    assert made.endswith(f"(({rows}))")
+
+
 MIGRATION = (
     "CREATE TABLE made(id INTEGER PRIMARY KEY, name, at TEXT DEFAULT CURRENT_TIMESTAMP, code DEFAULT (random()))",
     "CREATE INDEX by_day ON made(date(at))",
@@ -104,3 +123,68 @@ def test_every_node_writes_the_times_and_random_values_of_the_leader(node: TestN
     assert (rows, codes, old) == (5, 3, 0)
     assert times <= 2
     same_in_replays(node, tmp_path)
+
+
+def changed(node: TestNode, *statements: Sql) -> None:
+    assert not force(node, decide(node, *statements))
+
+
+def test_recorded_values_have_the_meaning_of_their_calls_and_parameters(node: TestNode) -> None:
+    """In ORDER BY, a number is that of a column; in a compound SELECT, a literal gives the column an affinity."""
+    node.run("CREATE TABLE item(n INTEGER, name TEXT)")
+    node.run("INSERT INTO item VALUES (2, '5'), (1, 'x')")
+    first = "unixepoch('1970-01-01 00:00:01')"
+    compound = "SELECT * FROM (SELECT name FROM item UNION ALL SELECT {}) AS c WHERE name = 5"
+    for order, value, params in ((first, "date('now')", ()), ("?", "?", (1,))):
+        results = decode_results(
+            node.prepare(
+                "CREATE TABLE made(x)",
+                (f"SELECT n FROM item ORDER BY {order}", params),
+                (compound.format(value), params),
+            ).result
+        )
+        assert [result.rows for result in results[1:]] == [[(2,), (1,)], []]
+
+
+def test_defaults_may_be_words_and_end_with_comments(node: TestNode) -> None:
+    changed(
+        node,
+        "CREATE TABLE log(id, kind DEFAULT date, at DEFAULT (date('now') -- day\n), code DEFAULT (random() -- one\n))",
+        "INSERT INTO log(id) VALUES (1), (2)",
+    )
+    assert node.rows("SELECT id, kind, at = date('now') OR at = date('now', '-1 day'), typeof(code) FROM log") == [
+        (1, "date", 1, "integer"),
+        (2, "date", 1, "integer"),
+    ]
+
+
+def test_default_with_another_function_of_one_node_is_refused(node: TestNode) -> None:
+    with pytest.raises(UnsupportedError, match="cluster_clock"):
+        node.prepare("CREATE TABLE log(id, at DEFAULT (cluster_clock() + random()))", "INSERT INTO log(id) VALUES (1)")
+
+
+@pytest.mark.parametrize(("value", "params"), [("CURRENT_DATE", ()), ("?", ("x",)), ("date('now') || 'x'", ())])
+def test_created_table_has_no_column_named_by_a_value(node: TestNode, value: str, params: tuple[str, ...]) -> None:
+    with pytest.raises(UnsupportedError, match="name it with AS"):
+        node.prepare(
+            "CREATE TABLE first(x)", (f"CREATE TABLE made AS SELECT {value}", params), "INSERT INTO first VALUES (1)"
+        )
+    changed(
+        node,
+        "CREATE TABLE first(x)",
+        (f"CREATE TABLE made AS SELECT {value} AS y", params),
+        "INSERT INTO first VALUES (1)",
+    )
+    assert node.rows("SELECT name FROM pragma_table_info('made')") == [("y",)]
+
+
+def test_more_calls_than_a_result_has_columns_are_computed(node: TestNode) -> None:
+    days = ", ".join(f"(date('2024-01-01', '+{number} days'))" for number in range(3_000))
+    changed(node, "CREATE TABLE day(at)", f"INSERT INTO day VALUES {days}")
+    assert node.rows("SELECT count(DISTINCT at), min(at), max(at) FROM day") == [(3_000, "2024-01-01", "2032-03-18")]
+
+
+def test_random_blobs_beyond_the_limit_of_changes_are_refused_early(node: TestNode) -> None:
+    blobs = ", ".join(["(randomblob(999999))"] * 100)
+    with pytest.raises(TooLargeError):
+        node.prepare("CREATE TABLE lot(x)", f"INSERT INTO lot VALUES {blobs}")

@@ -27,11 +27,12 @@ from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.compiled import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled
-from bedrockish.engine.statements.constant_calls import DATES, with_values
+from bedrockish.engine.statements.constant_calls import COMPUTED, DATES, with_values, written_in
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.engine.statements.rowid_allocator import error_of_used_up
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.sqltext.statement_ends import first_word, statement_start
+from bedrockish.sqltext.temporary import filling_select
 from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, parameter_numbers, tokens
 from bedrockish.sqltext.transaction_control import ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.access_set import AccessSet
@@ -56,7 +57,7 @@ from bedrockish_journal.storage.schema_steps import (
     set_option,
     violations,
 )
-from bedrockish_journal.storage.table_layout import quote, value_as_sql
+from bedrockish_journal.storage.table_layout import quote
 
 _DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC, as PRAGMA function_list shows it
 _ROLLBACK, _FAIL = 1, 3  # conflict clauses, by their numbers in bytecode
@@ -232,6 +233,8 @@ class Mixed:
         if (piece.kind != SCHEMA or piece.fills) and first_word(text) != "EXPLAIN":
             text, allowed = self._made_stable(text, again=again)
             self._check_room(text)
+            if piece.fills:
+                self._check_names(piece.sql, text)
         db.set_last_insert_rowid(0)
         try:
             rows, size, changed, rowid = self._watched(replace(piece, sql=text, auto=None), room, allowed)
@@ -411,11 +414,29 @@ class Mixed:
         return [name for name in names if name in self._unstable]
 
     def _computed(self, expressions: Sequence[str]) -> Sequence[Any]:
-        """Return the values of expressions without columns, all at one moment."""
-        text = f"SELECT {', '.join(expressions)}"
+        """Return the values of expressions without columns, all at one moment.
+
+        Raises:
+            UnsupportedError: an expression calls another function whose results could differ elsewhere.
+        """
+        # SQLite takes the time once for the rows of a materialized table, and for each row of a result. A default may
+        # end with a comment.
+        asked = ", ".join(f"({one}\n)" for one in expressions)
+        text = f"WITH bedrockish_values(value) AS MATERIALIZED (VALUES {asked}) SELECT value FROM bedrockish_values"
+        for name in self._unstable_in(self._explained(text)):
+            if name not in COMPUTED:
+                raise _not_alike(text, f"{name}(), in a default, returns another value at each; give the value")
         piece, _ = self._executor.texts.compiled(text, self._user)
-        rows, _ = self._executor.run_piece(piece, (), self._limits.result_bytes)
-        return rows[0]
+        rows, _ = self._executor.run_piece(piece, (), self._limits.changes_bytes)
+        return [value for (value,) in rows]
+
+    def _check_names(self, sql: str, text: str) -> None:
+        """Refuse a CREATE TABLE ... AS SELECT whose columns would have other names with the values in its text."""
+        texts = self._executor.texts
+        before, after = (texts.compiled(filling_select(one), self._user)[0].columns for one in (sql, text))
+        if before != after:
+            name = next(name for name, other in zip(before, after, strict=True) if name != other)
+            raise UnsupportedError(f"the column {name!r} has its name from a value or a call: name it with AS", sql=sql)
 
     def _defaults(self, table: str) -> dict[str, str]:
         """Return the defaults of a table's columns, as SQL, by the column's name."""
@@ -468,14 +489,14 @@ def literal(sql: str, params: tuple[Any, ...]) -> str:
     if not params:
         return sql
     found = _tokens(sql)
-    numbers = parameter_numbers(found)
+    numbers, write = parameter_numbers(found), written_in(found)
     if set(numbers.values()) - set(range(1, len(params) + 1)):
         raise UnsupportedError("the statement's parameters cannot be derived from its text", sql=sql)
     parts: list[str] = []
     at = 0
     for place, number in numbers.items():
         token = found[place]
-        parts += (sql[at : token.start], f"({value_as_sql(params[number - 1])})")
+        parts += (sql[at : token.start], write(params[number - 1]))
         at = token.end
     return "".join([*parts, sql[at:]])
 

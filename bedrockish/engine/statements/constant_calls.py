@@ -15,6 +15,7 @@ text, and the caller refuses them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from bedrockish.engine.statements.insert_parser import Insert, InsertParser, NotUnderstoodError
@@ -29,7 +30,16 @@ BLOB_DIGITS = 6
 """How many digits the size of a random blob may have that is written into a statement."""
 
 _WORDS = ("CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME")
+COMPUTED = DATES | RANDOM | frozenset(map(str.lower, _WORDS))
+"""The functions that a leader computes, by their names in bytecode."""
 _INSIDE = frozenset({"(", ")", ",", "+", "-", "||"})
+_BEFORE = (  # the keywords after which an expression begins; after other words, one of ``_WORDS`` is a name
+    *("SELECT", "DISTINCT", "ALL", "FROM", "WHERE", "ON", "BY", "HAVING", "LIMIT", "OFFSET", "RETURNING"),
+    *("CASE", "WHEN", "THEN", "ELSE", "AND", "OR", "NOT", "IS", "IN", "BETWEEN"),
+    *("LIKE", "GLOB", "REGEXP", "MATCH", "ESCAPE"),
+)
+_AFTER_NAMES = frozenset({".", ")"})
+_TYPED = ("BY", "UNION", "EXCEPT", "INTERSECT")  # in a statement with these, a literal differs from a call
 
 Compute = Callable[[Sequence[str]], Sequence[Any]]  # returns the values of expressions, all at one moment
 Defaults = Callable[[str], Mapping[str, str]]  # returns the defaults of the columns of a table, as SQL, by column
@@ -50,16 +60,21 @@ def with_values(sql: str, compute: Compute, defaults: Defaults) -> str:
     except NotUnderstoodError:
         insert = None
     rows = _rows(parser, insert)
-    single = [(first, end) for first, end in rows if not any(one.is_word("SELECT") for one in parser.tokens[first:end])]
-    calls = [
-        call
-        for call in _calls(parser)
-        if not _is_random(parser.tokens[call[0]]) or any(first < call[0] < end for first, end in single)
-    ]
+    single = {
+        place
+        for first, end in rows
+        if not any(one.is_word("SELECT") for one in parser.tokens[first:end])
+        for place in range(first, end)
+    }
+    calls = [call for call in _calls(parser) if not _is_random(parser.tokens[call[0]]) or call[0] in single]
     added = {} if insert is None else _omitted(insert, defaults, has_rows=bool(rows))
     texts = [sql[parser.tokens[first].start : parser.tokens[last].end] for first, last in calls]
+    names = [(one.name or "").lower() for one in parser.tokens if one.kind == "quoted"]
+    if any(text.lower() in name for name in names for text in set(texts)):
+        return sql  # the name may be that of the column of a subquery, which has it from the call
     texts += [text for _ in range(max(1, len(rows))) for text in added.values()]
-    values = [f"({value_as_sql(value)})" for value in _computed(texts, compute)]
+    write = written_in(parser.tokens)
+    values = [write(value) for value in _computed(texts, compute)]
     cuts: list[Cut] = [
         (parser.tokens[first].start, parser.tokens[last].end, value)
         for (first, last), value in zip(calls, values, strict=False)
@@ -70,10 +85,23 @@ def with_values(sql: str, compute: Compute, defaults: Defaults) -> str:
 
 
 def _computed(texts: Sequence[str], compute: Compute) -> list[Any]:
-    """Return the values of some expressions; each random one is computed by itself."""
-    fixed = list(dict.fromkeys(text for text in texts if not _draws(text)))
-    values = dict(zip(fixed, compute(fixed) if fixed else (), strict=True))
-    return [values[text] if text in values else compute([text])[0] for text in texts]
+    """Return the values of some expressions; each random one has a value of its own."""
+    drawn = list(map(_draws, texts))
+    fixed = list(dict.fromkeys(text for text, draws in zip(texts, drawn, strict=True) if not draws))
+    asked = fixed + [text for text, draws in zip(texts, drawn, strict=True) if draws]
+    found = iter(compute(asked) if asked else ())
+    values = {text: next(found) for text in fixed}
+    return [next(found) if draws else values[text] for text, draws in zip(texts, drawn, strict=True)]
+
+
+def written_in(found: Sequence[SqlToken]) -> Callable[[Any], str]:
+    """Return the function that writes values into a statement, where they take the place of calls or parameters.
+
+    A number after ORDER BY or GROUP BY would be that of a column, and a literal in a compound SELECT may give an
+    affinity to its column. In such statements the value stays a call.
+    """
+    form = "ifnull({}, NULL)" if any(token.is_word(*_TYPED) for token in found) else "({})"
+    return lambda value: form.format(value_as_sql(value))
 
 
 def _calls(parser: InsertParser) -> Iterator[Call]:
@@ -91,8 +119,8 @@ def _end(parser: InsertParser, at: int) -> int | None:
     """Return the last token of the call that begins at a token; None if no call with literal arguments begins there."""
     found = parser.tokens
     token, before = found[at], found[at - 1] if at else None
-    if before is not None and (before.text == "." or before.is_word("AS")):
-        return None
+    if before is None or before.text in _AFTER_NAMES or not (before.kind == "op" or before.is_word(*_BEFORE)):
+        return None  # a name, such as that of a column
     if token.is_word(*_WORDS):
         return at
     name = token.text.lower()
@@ -139,7 +167,10 @@ def _omitted(insert: Insert, defaults: Defaults, *, has_rows: bool) -> dict[str,
         if column.lower() in named:
             continue
         parts = tokens(text)
-        if any(_is_random(one) or one.is_word(*_WORDS) or one.text.lower() in DATES for one in parts):
+        called = (one for one, after in pairwise(parts) if after.text == "(")
+        if any(_is_random(one) or one.text.lower() in DATES for one in called) or any(
+            one.is_word(*_WORDS) for one in parts
+        ):
             if _draws(text) and not (has_rows or insert.kind == "default"):
                 return {}  # each row of a SELECT would need a value of its own
             found[column] = text

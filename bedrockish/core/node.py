@@ -73,7 +73,7 @@ class Node:
         self._beats = 0  # the number of the next heartbeat; a timer with another number is out of date
 
     def start(self, now: on.Now) -> list[Effect]:
-        """Give up the transactions in flight before a restart, start the heartbeat, and return the effects."""
+        """Give up the transactions that were in flight before the restart, start the heartbeat; return the effects."""
         self.state.set_now(now)
         # Approvals that were counted before the restart are lost, so this node cannot commit these transactions.
         self.coordinator.rollbacks.restart()

@@ -100,7 +100,7 @@ class Terminal:
         self.is_asked(sign)
 
     def begins(self, text: str) -> None:
-        """Type what does not end a statement."""
+        """Type a line that does not end a statement."""
         self.child.send(text + "\r")
         self.sees("...>")
 

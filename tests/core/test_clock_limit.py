@@ -135,7 +135,7 @@ def test_clock_that_counts_from_the_greatest_clock_can_be_stored() -> None:
 
 
 def test_recoverer_jumps_above_any_promised_ballot() -> None:
-    """A peer claims to have promised an unreachably high ballot: the recoverer does not count there step by step."""
+    """A peer claims to have promised an unreachably high ballot: the recoverer does not count up to it."""
     net = Net("ABC")
     net.ask("A", add("P", "x"))
     begin = next(one for _, _, one in net.flights if isinstance(one, Begin))

@@ -192,7 +192,7 @@ def test_misfit_entry_blocks_only_its_timeline() -> None:
 
 
 def test_worst_alarm_decides_the_mode_and_is_cleared_by_name() -> None:
-    """A full disk and damaged tables at once: damaged; when one is cleared, the other stays."""
+    """With a full disk and damaged tables, the mode is damaged; when one alarm is cleared, the other stays."""
     health = Health()
     assert (health.mode, health.reason, health.reads, health.writes) == (Mode.SERVING, "", True, True)
     health.set_alarm(DISK_FULL, Mode.READ_ONLY, "the disk is full", free=0)

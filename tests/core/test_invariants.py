@@ -119,8 +119,8 @@ def test_request_moves_only_between_stages_of_the_table() -> None:
 
 
 def test_refilled_file_keeps_its_cut_below_its_votes() -> None:
-    """The file has the cut of the copy, and its own votes above it. With a cut above them, it would answer HELD for a
-    transaction below its cut, and a commit could appear below safe time.
+    """The file has its own votes, and the cut of the copy, which may be above them. With that cut the node would answer
+    HELD for a transaction below its cut, and a commit could appear below safe time.
     """
     before = busy().state
     (vote,) = before.votes.by_txid.values()

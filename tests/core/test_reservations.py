@@ -552,7 +552,7 @@ def test_reserving_request_goes_before_those_held_back_for_it() -> None:
 
 
 def test_reserving_request_pauses_for_transactions_begun_earlier() -> None:
-    """Another execution would lose again."""
+    """Another execution before their end would lose again."""
     net = Busy()
     net.kept = {Approve}
     net.ask("B", add("b", "k01"))

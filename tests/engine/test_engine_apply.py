@@ -533,7 +533,7 @@ DERIVED = "CREATE TABLE derived(id INTEGER PRIMARY KEY, a, g AS (json_array(a)) 
     ],
 )
 def test_generated_column_of_a_document_that_the_row_does_not_repeat_is_refused(make_node: MakeNode, sql: str) -> None:
-    """SQLite computes '[[1]]' where the document is made and '["[1]"]' from the row; the entry fitted no node."""
+    """SQLite computes '[[1]]' from the new document, and '["[1]"]' from the stored row: the entry would fit no node."""
     node = make_node()
     node.run(DERIVED)
     node.run("INSERT INTO derived(id, a) VALUES (1, json_array(1) || ''), (2, '{}')")

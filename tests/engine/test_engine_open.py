@@ -55,7 +55,7 @@ def test_a_hard_link_of_a_file_in_use_is_refused(make_node: MakeNode) -> None:
 
 @pytest.mark.parametrize("alone", [("unshare", "--pid", "--fork", "--mount-proc"), ()])
 def test_a_hard_link_of_a_file_in_use_is_refused_in_another_container(make_node: MakeNode, alone: tuple[str]) -> None:
-    """/proc/locks lists the locks of the own process namespace only, and its users may not be listed."""
+    """/proc/locks lists only the locks of the own namespace, and another user's open files cannot be listed."""
     node = make_node()
     other = node.path.with_name("other.db")
     other.hardlink_to(node.path)

@@ -544,7 +544,7 @@ def test_rows_after_a_refused_row_do_not_stay_with_or_fail(tmp_path: Path, way: 
     "definitions", [["VIRTUAL TABLE t USING fts5(a)"], ["TABLE t(a)", "VIRTUAL TABLE f USING fts5(a, content='t')"]]
 )
 def test_limit_of_text_for_search_counts_all_statements_of_a_transaction(desk: Desk, definitions: list[str]) -> None:
-    """COMMIT indexes all of it at once, at every node; what a savepoint takes back does not count."""
+    """COMMIT indexes all of the text at once, at every node; text that a savepoint rolls back does not count."""
     for one in definitions:
         desk.node.run(f"CREATE {one}")
     work, insert = desk.begin(), ("INSERT INTO t(rowid, a) VALUES (NULL, ?)", ("x" * (3 << 20),))

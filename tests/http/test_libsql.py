@@ -244,7 +244,7 @@ def test_a_batch_is_one_transaction_and_says_which_step_failed(node: Asker) -> N
 
 
 def test_cursor_endpoint_returns_lines(node: Asker) -> None:
-    """Rows come one to a line, and steps begin and end."""
+    """There is a line for each row, and one for the beginning, the end or the error of each step."""
     sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) SELECT i FROM n"
     asked = {"baton": None, "batch": {"steps": [{"stmt": {"sql": sql}}, {"stmt": {"sql": "SELECT nothing"}}]}}
     reply = node("/v3/cursor", asked)

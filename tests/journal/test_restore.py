@@ -67,7 +67,7 @@ def at(clock: int) -> Moment:
 
 
 class Lived:
-    """A cluster's life, with a backup of A in the middle, and at the end all nodes with all."""
+    """A cluster's life, with a backup of A in the middle; at its end all nodes have all entries."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.world = folder, World(folder, seed)

@@ -91,7 +91,7 @@ class Health:
 
 
 def encode_alarm(alarm: Alarm) -> bytes:
-    """Return the bytes of an alarm in a node's file."""
+    """Encode an alarm, as a node's file stores it."""
     return cbor2.dumps([int(alarm.mode), alarm.reason, dict(alarm.details)])
 
 

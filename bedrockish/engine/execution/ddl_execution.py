@@ -385,9 +385,9 @@ class Mixed:
         return ""
 
     def _made_stable(self, text: str, *, again: bool) -> tuple[str, Lengths]:
-        """Return a statement with the values of its calls of functions of time and chance, and the bounds of lengths.
+        """Return a statement in which calls of time and random functions are replaced by values, and its ``Lengths``.
 
-        SQLite's bytecode shows these functions, also in triggers, defaults and views, and the lengths of values. A
+        SQLite's bytecode shows these calls, also those in triggers, defaults and views, and the lengths of values. A
         statement that runs ``again`` keeps its calls: the client has the values of its first run.
 
         Raises:

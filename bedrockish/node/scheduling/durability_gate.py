@@ -90,7 +90,7 @@ class DurabilityGate:
 
     @property
     def deadline(self) -> float | None:
-        """When a lingering batch is closed even without waiters, by ``time.monotonic``; None if no batch lingers."""
+        """When (by ``time.monotonic``) a lingering batch is closed even without waiters; None if no batch lingers."""
         return self._linger_until if self.stage is BatchStage.LINGERING else None
 
     def pass_on(self) -> Turn:

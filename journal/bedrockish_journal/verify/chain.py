@@ -58,7 +58,7 @@ class Chains:
 
 
 def check_run(rows: Iterable[JournalRow], node: str = "") -> list[Finding]:
-    """Return the faults of entries in their order; each of their timelines begins at tick 1."""
+    """Return the faults of entries in their order; the entries of each timeline must begin at tick 1."""
     chains = Chains(node)
     return [finding for row in rows for finding in chains.check(row)]
 

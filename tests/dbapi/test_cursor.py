@@ -135,6 +135,21 @@ def test_executemany_takes_any_iterable_and_has_no_result(connection: db.Connect
         cursor.executemany("SELECT ?", [(1,)])
 
 
+def test_executemany_fills_a_table_that_its_transaction_has_made(connection: db.Connection, table: str) -> None:
+    """The nodes get such rows as a few statements of many rows; a failed one still keeps the rows before it."""
+    connection.execute("BEGIN")
+    connection.execute(f"CREATE TABLE {table}_made(a UNIQUE, b)")
+    cursor = connection.executemany(f"INSERT INTO {table}_made VALUES (?, ?)", ((i, "it's") for i in range(1200)))
+    assert cursor.rowcount == 1200
+    with pytest.raises(db.IntegrityError):
+        connection.executemany(f"INSERT INTO {table}_made VALUES (?, NULL)", [(1200,), (1201,), (3,), (1202,)])
+    assert connection.execute(f"INSERT INTO {table}_made VALUES (-1, ?)", (b"x",)).lastrowid == 1203
+    connection.commit()
+    found = connection.execute(f"SELECT rowid, a, b FROM {table}_made ORDER BY rowid").fetchall()
+    assert found == [(i + 1, i, "it's" if i < 1200 else None) for i in range(1202)] + [(1203, -1, b"x")]
+    connection.execute(f"DROP TABLE {table}_made")
+
+
 def test_executemany_without_transactions_is_all_or_nothing(connection: db.Connection, table: str) -> None:
     connection.autocommit = True
     for count in (3, 1500):

@@ -21,6 +21,7 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared, only_read
 from bedrockish.engine.execution.executor import Executor
+from bedrockish.engine.execution.merged_inserts import count_alike, made_table, merged
 from bedrockish.engine.execution.written_texts import WrittenTexts
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
@@ -83,8 +84,12 @@ def execute_mixed(
     results: list[Result] = []
     executor.governor.allow(budget_s)
     try:
-        for statement in request.statements:
-            found, size = mixed.run(statement, room)
+        at = 0
+        while at < len(request.statements):
+            found, size = mixed.run_alike(request.statements[at:], room)
+            at += len(found) or 1
+            if not found:
+                found, size = mixed.run(request.statements[at - 1], room)
             results += found
             room -= size
         if not mixed.changes_schema:
@@ -117,6 +122,8 @@ class Mixed:
         self._options = False
         self._is_legacy = False  # whether ALTER leaves the definitions of views and triggers as they are
         self._drawn: DrawnIds | None = None
+        self._existed = {name.lower() for (name,) in self._db.execute("SELECT name FROM main.sqlite_schema")}
+        self._made = set[str]()  # the tables of this transaction, in lower case; none of them has triggers
         self._before: Counter[Any] | None = None  # the broken foreign keys when enforcement was switched off
         self._numbers = pragmas.numbers(self._db)
         self._unstable = _unstable_functions(self._db)
@@ -166,6 +173,42 @@ class Mixed:
             raise SqlError("the text holds no statement, only blanks or comments")
         return results, taken
 
+    def run_alike(self, statements: Sequence[Statement], room: int) -> tuple[list[Result], int]:
+        """Run INSERTs of one row each into a table of this transaction as one statement, as far as they are alike.
+
+        Return the result of each, and an estimate of their bytes; no results if ``run`` must run the first one.
+        """
+        alike = statements[: count_alike(statements)]
+        if len(alike) < 2 or not self._made:
+            return [], 0
+        sql = alike[0].sql
+        piece, at = self._executor.texts.compiled(sql, self._user, has_changed=self.changes_schema)
+        is_made = piece.kind == WRITE and {table.lower() for table in piece.writes} - {"sqlite_sequence"} <= self._made
+        if not is_made or piece.stays or statement_start(sql, at) != len(sql):
+            return [], 0
+        insert = merged(self._db, alike, piece.names)
+        if insert is None:
+            return [], 0
+        before, size, last, wrote = len(self.steps), self._size, self.lastrowid, self._writes
+        try:
+            result, taken = self._run_statement(piece, insert.sql, room, again=False)
+        except (
+            ConstraintError,
+            SqlError,
+            TooLargeError,
+            UnsupportedError,
+        ):  # which one it concerns shows when each runs
+            del self.steps[before:]
+            self._size, self.lastrowid, self._writes = size, last, wrote
+            return [], 0
+        assert result.rowcount == insert.count
+        if insert.highest:  # recorded, so that the change fails if the rows get other ids when it comes into force
+            asked, _ = self._executor.texts.compiled(insert.highest, has_changed=self.changes_schema)
+            self._run_statement(asked, insert.highest, room, again=False)
+        first = self.lastrowid - insert.count + 1
+        ids = insert.rowids or (range(first, first + insert.count) if insert.highest else [last] * insert.count)
+        return [Result(piece.columns, [], 1, rowid or None) for rowid in ids], taken
+
     def control(self, control: Control) -> None:
         """Execute SAVEPOINT, RELEASE or ROLLBACK TO.
 
@@ -184,6 +227,7 @@ class Mixed:
             if name not in self._marks:
                 raise SqlError(f"no such savepoint: {control.name}")
             place = len(self._marks) - 1 - self._marks[::-1].index(name)
+            self._made.clear()  # some may be gone
             del self._marks[place + (control.kind == ROLLBACK_TO) :]
         try:
             self._db.execute(text)
@@ -249,6 +293,7 @@ class Mixed:
         if piece.kind == SCHEMA:
             self._schema_changed()
             self.changes_schema = True
+            self._note_made(text)
             self._configures = self._configures or piece.configures
             self._record(SchemaStep(text))
         elif piece.kind == WRITE:
@@ -258,6 +303,14 @@ class Mixed:
             self._record(SchemaStep(text, SEE, answer_digest(text, rows)))
         rowcount = changed if piece.kind == WRITE else -1
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
+
+    def _note_made(self, text: str) -> None:
+        """Note the tables of this transaction, until a statement could give one of them another name, or a trigger."""
+        name = made_table(text).lower()
+        if name and name not in self._existed:
+            self._made.add(name)
+        elif first_word(text) != "CREATE" or "TRIGGER" in text.upper():
+            self._made.clear()
 
     def _record_failure(self, piece: Compiled, step: SchemaStep) -> None:
         """Record a failed statement; the nodes undo what a write has left, as ``_watched`` does here."""

@@ -8,7 +8,7 @@ statement are first run again on the copy.
 The loop calls ``take_snapshot``, ``stop`` and ``close``; one thread at a time calls the other methods.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import apsw
@@ -115,12 +115,27 @@ class Draft:
         results, size = self._run(statement, room)
         return results[-1], size
 
+    def run_alike(self, statements: Sequence[Statement], room: int) -> tuple[list[Result], int]:
+        """Run the first statements together, as ``Mixed.run_alike``; no results if ``run`` must run the first one.
+
+        Raises:
+            BedrockishError: as ``run``.
+        """
+        assert self._mixed is not None
+        mixed = self._mixed
+        return self._checked(lambda: mixed.run_alike(statements, room))
+
     def _run(
         self, statement: Statement, room: int, *, told: Result | None = None, again: bool = False
     ) -> tuple[list[Result], int]:
         assert self._mixed is not None
+        mixed = self._mixed
+        return self._checked(lambda: mixed.run(statement, room, told=told, again=again))
+
+    def _checked(self, run: Callable[[], tuple[list[Result], int]]) -> tuple[list[Result], int]:
+        """Run statements; note whether SQLite itself has ended the transaction."""
         try:
-            return self._mixed.run(statement, room, told=told, again=again)
+            return run()
         except (DamagedError, UnavailableError) as error:
             full = self._writer.file.was_full
             if isinstance(error, UnavailableError) and not full:

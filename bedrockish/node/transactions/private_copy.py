@@ -7,6 +7,7 @@ import trio
 
 from bedrockish.api.requests import Answer, Request
 from bedrockish.engine.execution.ddl_workspace import Draft
+from bedrockish.engine.execution.merged_inserts import count_alike
 from bedrockish.engine.execution.open_transaction import ASKED_BYTES, LOG_BYTES, LOG_MAX, TransactionWork
 from bedrockish.errors import TooLargeError, UnavailableError, UsageError
 from bedrockish.node.transactions import steps
@@ -25,11 +26,22 @@ class PrivateCopy(WorkspacePlace):
         self._open: set[TransactionWork] = set()
 
     def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
-        """Run the next text; the first that changes the schema makes the copy."""
-        if tx.work.workspace is None:
+        """Run the next text, or INSERTs that are alike; the first that changes the schema makes the copy."""
+        work = tx.work
+        if work.workspace is None:
             yield from self._services.visibility.reach_level(tx)
-        if not isinstance(tx.work.workspace, Draft):
-            yield from steps.wait(partial(self.start, tx.work, texts.room))
+        if not isinstance(work.workspace, Draft):
+            yield from steps.wait(partial(self.start, work, texts.room))
+        draft, rest = self.workspace(work), texts.rest
+        if isinstance(draft, Draft) and len(texts.results) >= texts.alone and count_alike(rest) > 1:
+            found, size = yield from steps.wait(partial(self.lend, work, partial(draft.run_alike, rest, texts.room)))
+            self._services.check_open(tx)
+            for result in found:
+                texts.add(result)
+            texts.room -= size
+            if found:
+                return
+            texts.alone = len(texts.results) + count_alike(rest)
         yield from super().run(tx, texts)
 
     def commit(self, tx: OpenTransaction, last: Request) -> steps.Steps[Answer]:

@@ -1,9 +1,11 @@
 """The SQLAlchemy dialect on one real node: URLs, isolation, errors, reflection, migrations."""
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 import trio
 from alembic import command
 from alembic.config import Config
@@ -12,6 +14,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import ArgumentError, CompileError, DataError, IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
+import bedrockish.sqlalchemy
 from bedrockish.dbapi import InterfaceError
 from bedrockish.errors import ConfigError
 from bedrockish.sqlalchemy import BedrockishDialect, make_url
@@ -360,3 +363,9 @@ def test_sqlite_scheme_with_the_bedrockish_driver_selects_the_dialect(cluster: L
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1
     assert (made.dialect.name, made.dialect.driver) == ("sqlite", "bedrockish")
     made.dispose()
+
+
+def test_older_sqlalchemy_is_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlalchemy, "__version__", "1.4.54")
+    with pytest.raises(ImportError, match=r"SQLAlchemy 1\.4\.54 is installed.*docs/unchanged-programs\.md"):
+        importlib.reload(bedrockish.sqlalchemy)

@@ -28,7 +28,6 @@ from typing import Any, assert_never
 
 import cbor2
 
-from bedrockish.api.column_blocks import head
 from bedrockish.api.requests import (
     Answer,
     MemberChange,
@@ -429,7 +428,8 @@ def encode_reply_parts(reply: Reply) -> tuple[bytes, ...]:
         return (encode_reply(reply),)
     results = reply.answer.results
     before, key, after = encode_reply(replace(reply, answer=replace(reply.answer, results=b""))).partition(_NO_RESULTS)
-    return before + key[:-1] + head(_BYTES, len(results)), results, after
+    length = cbor2.dumps(len(results))
+    return before + key[:-1] + bytes((length[0] | _BYTES,)) + length[1:], results, after
 
 
 _BYTES = 0x40  # the kind of a byte string in CBOR

@@ -17,7 +17,7 @@ from bedrockish.api.requests import (
     encode_results,
     rows_of,
 )
-from bedrockish.api.wire import Answered, decode_reply, encode_reply
+from bedrockish.api.wire import Answered, decode_reply, encode_reply, encode_reply_parts
 from bedrockish.errors import ProtocolMismatchError, UsageError
 
 EDGES = [0, 1, 23, 24, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, (1 << 64) - 1]
@@ -76,6 +76,7 @@ def test_answer_is_encoded_like_a_map_of_its_fields(number: int, size: int, more
         assert decode_reply(packed) == Answered(number, answer)
         plain = {"id": number, "ok": True, "results": bytes(size), "token": answer.token.encode(), "place": place}
         assert packed == cbor2.dumps({**plain, "attempts": number, **({"more": True} if more else {})})
+        assert b"".join(encode_reply_parts(Answered(number, answer))) == packed
 
 
 def test_every_parameter_of_a_request_is_checked() -> None:

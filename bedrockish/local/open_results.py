@@ -11,6 +11,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import chain
+from sys import getsizeof
 from typing import Protocol
 
 import apsw
@@ -26,10 +28,10 @@ from bedrockish.local.snapshots import FileSnapshots, ReadConnection, Row, next_
 
 OPEN_MAX = 8
 """The most results of a session that are read while they are fetched; a further one is read at once."""
-IDLE_S, IDLE_PARTS = 1.0, 64
-"""After how many seconds without a fetch rows are read into memory, and at most how many parts of a result."""
-LONG_S, LONG_PARTS = 60.0, 512
-"""As ``IDLE_S``; when these parts are in memory, the program loses the further rows."""
+IDLE_S, IDLE_BYTES = 1.0, 64 << 20
+"""After how many seconds without a fetch rows are read into memory, and about how many bytes of a result."""
+LONG_S, LONG_BYTES = 60.0, 512 << 20
+"""As ``IDLE_S``; when these bytes are in memory, the program loses the further rows."""
 STEP_S, PAUSE_S = 0.01, 0.05
 """How long rows of one result are read into memory at a time, and the pause before the next time."""
 
@@ -48,7 +50,8 @@ class RunningRead:
         self.sql, self.reader, self.prepared = sql, reader, prepared
         self._published, self._calls_program = published, calls_program
         self.lock = threading.RLock()  # held while SQLite computes rows
-        self.parts: deque[list[Row]] = deque()  # the rows that were read into memory
+        self.parts: deque[tuple[list[Row], int]] = deque()  # the rows that were read into memory, with their bytes
+        self._held = 0  # the bytes of all parts
         self.error: Exception | None = None  # the error after these rows
         self.fetched_at = monotonic()
         self.is_reading = False  # whether SQLite computes rows now
@@ -59,7 +62,9 @@ class RunningRead:
         """Return the next rows; an empty list at the end. The caller holds ``lock``."""
         self.fetched_at = monotonic()
         if self.parts:
-            return self.parts.popleft()
+            rows, size = self.parts.popleft()
+            self._held -= size
+            return rows
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -82,8 +87,8 @@ class RunningRead:
             idle_s = monotonic() - self.fetched_at
             generation = self.reader.facts.generation
             if not self.is_over and (idle_s > IDLE_S or self._published.wants_release(generation)):
-                self._fill(LONG_PARTS if idle_s > LONG_S else IDLE_PARTS)
-                if idle_s > LONG_S and not self.is_over and (self._calls_program or len(self.parts) >= LONG_PARTS):
+                self._fill(LONG_BYTES if idle_s > LONG_S else IDLE_BYTES)
+                if idle_s > LONG_S and not self.is_over and (self._calls_program or self._held >= LONG_BYTES):
                     self.is_over = True
                     self.error = ResultLostError(
                         f"the rest of the result was not fetched for {LONG_S:g} s, and its snapshot was released; run "
@@ -95,9 +100,12 @@ class RunningRead:
     def _fill(self, most: int) -> None:
         until = monotonic() + STEP_S
         # The functions of the program run in its own threads only.
-        while not (self.is_over or self._calls_program or len(self.parts) >= most):
+        while not (self.is_over or self._calls_program or self._held >= most):
             try:
-                self.parts.append(self._read())
+                rows = self._read()
+                size = sum(map(getsizeof, chain(rows, *rows)))
+                self.parts.append((rows, size))
+                self._held += size
             except Exception as error:  # the program gets it with a later fetch
                 self.error = error
             if monotonic() > until:

@@ -412,6 +412,7 @@ class LocalReads:
             BedrockishError: SQLite could not compute a row.
         """
         notice_fork()
+        before = self.ending  # a function that the session's statement calls may fetch another result
         try:
             with running.lock:
                 if FORKING:
@@ -425,7 +426,7 @@ class LocalReads:
         except (apsw.Error, TypeError, ValueError, OverflowError) as error:
             raise _own(error, running.sql) from error
         finally:
-            self.ending = None
+            self.ending = before
             if running.is_over:
                 self.end_left()
             if self._snapshots.is_closed:

@@ -112,7 +112,7 @@ def test_result_that_is_not_fetched_is_read_into_memory(
 def test_result_beyond_the_kept_rows_is_lost_after_a_long_pause(
     db: dbapi.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("IDLE_S", 0.0), ("LONG_S", 0.0), ("LONG_PARTS", 2)):
+    for name, value in (("IDLE_S", 0.0), ("LONG_S", 0.0), ("LONG_BYTES", 100_000)):
         monkeypatch.setattr(open_results, name, value)
     cursor = db.execute(ENDLESS)
     wait(lambda: not reads_of(db)._results.running)
@@ -121,6 +121,23 @@ def test_result_beyond_the_kept_rows_is_lost_after_a_long_pause(
         cursor.fetchone()
     assert caught.value.code == "result_lost"
     assert db.execute(ENDLESS).fetchone() == (1,)
+
+
+def test_idle_result_is_kept_up_to_a_number_of_bytes(db: dbapi.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of one part may differ in size, so the number of parts does not show it."""
+    for name, value in (("IDLE_S", 0.0), ("IDLE_BYTES", 1_000_000)):
+        monkeypatch.setattr(open_results, name, value)
+    small, large = (
+        db.execute(ENDLESS),
+        db.execute(f"SELECT zeroblob(CASE WHEN i % 1000 > 16 THEN 2000 END) FROM ({ENDLESS})"),
+    )
+    [one, other] = reads_of(db)._results.running
+    wait(lambda: len(one.parts) > 10 and len(other.parts) > 0)
+    time.sleep(0.2)
+    assert 10 < len(one.parts) < 20
+    assert len(other.parts) == 1
+    assert first_of(small.fetchmany(9_000)) == list(range(1, 9_001))
+    assert len(large.fetchmany(5_000)) == 5_000
 
 
 def test_keeper_stops_reading_a_result_that_was_dropped(db: dbapi.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +181,21 @@ def test_functions_of_the_program_run_in_its_threads_only(db: dbapi.Connection, 
     assert first_of(noted.fetchall()) == first_of(by_view.fetchall()) == ALL
     assert threads == {threading.get_ident()}
     assert plain.fetchmany(2)[1] == (2,)
+
+
+def test_progress_handler_is_asked_after_a_function_has_fetched_another_result(db: dbapi.Connection) -> None:
+    other, is_armed = db.execute(ENDLESS), False
+
+    def fetch(value: int) -> int:
+        nonlocal is_armed
+        if value == 100:
+            is_armed = len(other.fetchmany(1500)) == 1500
+        return value
+
+    db.create_function("fetching", 1, fetch)
+    db.set_progress_handler(lambda: is_armed, 1_000)
+    with pytest.raises(dbapi.OperationalError, match="interrupted"):
+        db.execute(f"{NUMBERS} SELECT sum(fetching(i)) FROM n")
 
 
 def test_lent_connection_without_a_new_function_is_not_used_again(db: dbapi.Connection, rows: str) -> None:

@@ -312,6 +312,7 @@ class LocalReads:
         with self.lock:
             if FORKING:
                 stand_still()
+            before = self._until, self._is_running, self.ending  # of the statement whose function calls this
             try:
                 reader = snapshots.newest(token, level, min(DURABLE_S, budget_s))
                 if reader is None:
@@ -336,8 +337,8 @@ class LocalReads:
                 self._leave_to_node(statements, error)
                 return None
             finally:
-                self._until, self._is_running, self.ending = _FOREVER, False, None
-                if snapshots.is_closed:
+                self._until, self._is_running, self.ending = before
+                if snapshots.is_closed and not self._is_running:
                     snapshots.close()
             if snapshots.is_closed:
                 raise closed()

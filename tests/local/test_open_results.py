@@ -183,13 +183,15 @@ def test_functions_of_the_program_run_in_its_threads_only(db: dbapi.Connection, 
     assert plain.fetchmany(2)[1] == (2,)
 
 
-def test_progress_handler_is_asked_after_a_function_has_fetched_another_result(db: dbapi.Connection) -> None:
+@pytest.mark.parametrize("nested", ["fetch", "read"])
+def test_progress_handler_is_asked_after_a_function_has_read(db: dbapi.Connection, nested: str) -> None:
     other, is_armed = db.execute(ENDLESS), False
 
     def fetch(value: int) -> int:
         nonlocal is_armed
         if value == 100:
-            is_armed = len(other.fetchmany(1500)) == 1500
+            found = other.fetchmany(1500) if nested == "fetch" else db.execute("SELECT 1").fetchall()
+            is_armed = len(found) in (1, 1500)
         return value
 
     db.create_function("fetching", 1, fetch)
@@ -270,18 +272,20 @@ def test_snapshot_block_reads_whole_results(db: dbapi.Connection, table: str, ro
         assert first_of(cursor.fetchall()) == first_of(db.execute(rows).fetchall()) == ALL
 
 
-def test_function_of_the_program_closes_the_connection_of_its_statement(db: dbapi.Connection) -> None:
+@pytest.mark.parametrize("place", [5, 1000, 3000])
+def test_function_of_the_program_closes_the_connection_of_its_statement(db: dbapi.Connection, place: int) -> None:
     own = dbapi.connect(db._link.file.database if db._link.file else "")
 
     def close(value: int) -> int:
-        if value == 3000:
+        if value == place:
+            assert own.execute("SELECT 1").fetchone() == (1,)
             own.close()
         return value
 
     own.create_function("closing", 1, close)
-    cursor, other = own.execute(f"{NUMBERS} SELECT closing(i) FROM n"), own.execute(ENDLESS)
-    with pytest.raises(dbapi.Error):
-        cursor.fetchall()
+    other = own.execute(ENDLESS)
+    with pytest.raises(dbapi.ProgrammingError, match="closed"):
+        own.execute(f"{NUMBERS} SELECT closing(i) FROM n").fetchall()
     with pytest.raises(dbapi.ProgrammingError):
         other.fetchone()
 

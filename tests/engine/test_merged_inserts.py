@@ -34,6 +34,8 @@ TABLES: list[tuple[str, str, list[Any]]] = [
     ("CREATE TABLE made(a PRIMARY KEY, b) WITHOUT ROWID", "INSERT INTO made VALUES (?, 7)", [[1], [2]]),
     ("CREATE TABLE made(rowid, a UNIQUE)", "INSERT INTO made(_rowid_, a) VALUES (?, 1 + ?)", [[30, 1], [20, 2]]),
     ("CREATE TABLE made(rowid, a)", "INSERT INTO made(rowid, a) VALUES (?, ?)", [["r", 1], ["s", 2]]),
+    ("CREATE TABLE made(a)", "INSERT INTO made VALUES ((SELECT id FROM item ORDER BY -id, ? LIMIT 1))", [[1], [1]]),
+    ("CREATE TABLE made(a)", "INSERT INTO made VALUES ((SELECT -id FROM item ORDER BY ? LIMIT 1))", [[1], [1]]),
     ("CREATE TABLE made(a, at DEFAULT CURRENT_TIMESTAMP)", "INSERT INTO made(a) VALUES (?)", [[1], [2]]),
 ]
 
@@ -80,6 +82,10 @@ def test_many_rows_become_a_few_statements(shop: TestNode) -> None:
         ["CREATE TABLE made(a)", *[("INSERT INTO made VALUES (1), (?)", [1])] * 2],
         [KEYED, *[("INSERT INTO made VALUES (?, 1)", [None])] * 2],
         [KEYED, "INSERT INTO made VALUES (10 + 1, 1)", *[("UPDATE made SET a = ?", [1])] * 2],
+        ["CREATE TABLE made(a)", *[("INSERT INTO made VALUES ((SELECT count(*) FROM made) + ?)", [0])] * 2],
+        ["CREATE TABLE made(a)", *[("INSERT INTO made VALUES (? IN made)", [0])] * 2],
+        ["CREATE TABLE made(a UNIQUE, b REFERENCES made(a))", *[("INSERT INTO made VALUES (?, NULL)", [None])] * 2],
+        [KEYED, ("INSERT INTO made VALUES (?, 1)", [5]), ("INSERT INTO made VALUES (?, 1)", [0])],
         [
             "CREATE TABLE made(a)",
             "CREATE TRIGGER made_more AFTER INSERT ON made WHEN new.a > 0 BEGIN INSERT INTO made VALUES (-new.a); END",
@@ -98,6 +104,14 @@ def test_failed_row_leaves_the_rows_before_it(shop: TestNode) -> None:
         shop.prepare("CREATE TABLE made(a UNIQUE)", (insert, [1]), (insert, [2]), (insert, [1]))
     with pytest.raises(SqlError, match="1 parameter"):
         shop.prepare("CREATE TABLE made(a)", (insert, [1]), (insert, [2]), (insert, [1, 2]))
+
+
+def test_row_that_needs_the_row_after_it_is_refused(shop: TestNode) -> None:
+    insert = "INSERT INTO made VALUES (?, ?)"
+    with pytest.raises(ConstraintError, match="FOREIGN KEY"):
+        shop.prepare(
+            "CREATE TABLE made(id INTEGER PRIMARY KEY, p REFERENCES made)", (insert, [2, 1]), (insert, [1, None])
+        )
 
 
 def test_change_fails_if_the_rows_would_get_other_ids(shop: TestNode) -> None:

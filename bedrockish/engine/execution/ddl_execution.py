@@ -184,13 +184,16 @@ class Mixed:
         sql = alike[0].sql
         piece, at = self._executor.texts.compiled(sql, self._user, has_changed=self.changes_schema)
         is_made = piece.kind == WRITE and {table.lower() for table in piece.writes} - {"sqlite_sequence"} <= self._made
-        if not is_made or piece.stays or statement_start(sql, at) != len(sql):
+        # A row may depend on the rows before it, by a query or by a foreign key to its own table.
+        reads_own = not {table.lower() for table in piece.reads}.isdisjoint(map(str.lower, piece.writes))
+        if not is_made or reads_own or piece.stays or statement_start(sql, at) != len(sql):
             return [], 0
         insert = merged(self._db, alike, piece.names)
         if insert is None:
             return [], 0
         before, size, last, wrote = len(self.steps), self._size, self.lastrowid, self._writes
         try:
+            self._check_room(f"{insert.sql}{insert.highest}{' ' * STEP_BYTES}")  # there must be room for both
             result, taken = self._run_statement(piece, insert.sql, room, again=False)
         except (
             ConstraintError,

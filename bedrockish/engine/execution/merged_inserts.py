@@ -8,7 +8,7 @@ node compiles it. Many rows in one text take a tenth of the time:
 This applies to tables that the transaction itself has made. They get no rows of other clients, and no triggers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,11 @@ import apsw
 
 from bedrockish.api.requests import Statement
 from bedrockish.engine.sqlite.bind import Binder
+from bedrockish.engine.statements.constant_calls import written_in
 from bedrockish.engine.statements.insert_parser import InsertParser, NotUnderstoodError
 from bedrockish.errors import SqlError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
-from bedrockish_journal.storage.table_layout import ROWID_NAMES, find_table, quote, value_as_sql
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, find_table, quote
 
 ROWS_MAX, TEXT_MAX = 250, 1 << 18
 """The most rows of one text, and about the most characters."""
@@ -35,12 +36,13 @@ class OneRow:
     parts: tuple[str, ...]  # the text of the row between its parameters
     numbers: tuple[int, ...]  # the number of each of these parameters, from 1
     values: tuple[int, ...]  # for each value of the row: its parameter's number; 0 for another expression
+    write: Callable[[Any], str]  # writes a value in place of a parameter
 
     def row(self, values: tuple[Any, ...]) -> str:
         """Return the text of the row with these values for the statement's parameters."""
         found = [self.parts[0]]
         for number, part in zip(self.numbers, self.parts[1:], strict=True):
-            found += (f"({value_as_sql(values[number - 1])})", part)
+            found += (self.write(values[number - 1]), part)
         return "".join(found)
 
 
@@ -70,6 +72,7 @@ def one_row(sql: str) -> OneRow | None:
         (*texts, sql[at : found[end - 1].end]),
         tuple(parser.numbers.values()),
         tuple(parser.numbers.get(begin, 0) if stop == begin + 1 else 0 for begin, stop in parts),
+        written_in(found),
     )
 
 
@@ -109,8 +112,9 @@ def merged(db: apsw.Connection, statements: Sequence[Statement], names: Sequence
     rows, rowids, size = list[str](), list[int](), 0
     for statement in statements:
         values = _values(statement, names)
-        rowid = values[number - 1] if values is not None and number else 0
-        if values is None or type(rowid) is not int or size > TEXT_MAX:
+        rowid = values[number - 1] if values is not None and number else 1
+        # An id of 0 does not change ``last_insert_rowid()``.
+        if values is None or type(rowid) is not int or not rowid or size > TEXT_MAX:
             break
         rows.append(one.row(values))
         rowids.append(rowid)

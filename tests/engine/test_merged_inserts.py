@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from bedrockish.api.requests import decode_results
+from bedrockish.engine.execution.ddl_execution import STEP_BYTES
 from bedrockish.engine.execution.merged_inserts import ROWS_MAX, made_table, one_row
-from bedrockish.errors import ConstraintError, SqlError
+from bedrockish.errors import ConstraintError, SqlError, UnsupportedError
 from bedrockish_journal.model.changes import OVERTAKEN, decode_statements
-from tests.engine.nodes import Sql, TestNode
+from tests.engine.nodes import Limits, Sql, TestNode
 from tests.engine.test_mixed import force, same_in_replays
 from tests.engine.test_versions import decide
 
@@ -37,6 +38,9 @@ TABLES: list[tuple[str, str, list[Any]]] = [
     ("CREATE TABLE made(a)", "INSERT INTO made VALUES ((SELECT id FROM item ORDER BY -id, ? LIMIT 1))", [[1], [1]]),
     ("CREATE TABLE made(a)", "INSERT INTO made VALUES ((SELECT -id FROM item ORDER BY ? LIMIT 1))", [[1], [1]]),
     ("CREATE TABLE made(a, at DEFAULT CURRENT_TIMESTAMP)", "INSERT INTO made(a) VALUES (?)", [[1], [2]]),
+    ("CREATE TABLE made(g AS (a), id INTEGER PRIMARY KEY, a)", "INSERT INTO made VALUES (?, ?)", [[70, 1], [80, 2]]),
+    (KEYED, "INSERT INTO made VALUES (?, 1)", [[7], [0], [9]]),
+    (KEYED, "INSERT INTO made VALUES (?, 2)", [[7], [-2], [0]]),
 ]
 
 
@@ -54,7 +58,7 @@ def test_alike_inserts_become_one_statement_with_the_same_ids(
     told = [result.lastrowid for result in decode_results(prepared.result)[1:]]
     found = shop.rows("SELECT * FROM made")
     assert len(found) == len(rows)
-    if "WITHOUT" not in table:
+    if "WITHOUT" not in table and [0] not in rows:  # an id 0 leaves the last id as it was
         hidden = "_rowid_" if "rowid" in table else "rowid"
         assert sorted(one for one in told if one) == sorted(one for (one,) in shop.rows(f"SELECT {hidden} FROM made"))
     same_in_replays(shop, tmp_path)
@@ -85,7 +89,6 @@ def test_many_rows_become_a_few_statements(shop: TestNode) -> None:
         ["CREATE TABLE made(a)", *[("INSERT INTO made VALUES ((SELECT count(*) FROM made) + ?)", [0])] * 2],
         ["CREATE TABLE made(a)", *[("INSERT INTO made VALUES (? IN made)", [0])] * 2],
         ["CREATE TABLE made(a UNIQUE, b REFERENCES made(a))", *[("INSERT INTO made VALUES (?, NULL)", [None])] * 2],
-        [KEYED, ("INSERT INTO made VALUES (?, 1)", [5]), ("INSERT INTO made VALUES (?, 1)", [0])],
         [
             "CREATE TABLE made(a)",
             "CREATE TRIGGER made_more AFTER INSERT ON made WHEN new.a > 0 BEGIN INSERT INTO made VALUES (-new.a); END",
@@ -112,6 +115,41 @@ def test_row_that_needs_the_row_after_it_is_refused(shop: TestNode) -> None:
         shop.prepare(
             "CREATE TABLE made(id INTEGER PRIMARY KEY, p REFERENCES made)", (insert, [2, 1]), (insert, [1, None])
         )
+
+
+def test_rows_that_read_data_of_one_node_are_refused(shop: TestNode) -> None:
+    for table in ("bedrockish_journal", "sqlite_schema", "dbstat", "pragma_database_list"):
+        insert = f"INSERT INTO made VALUES ((SELECT count(*) FROM {table}))"
+        with pytest.raises(UnsupportedError, match=r"own: |of one node"):
+            shop.prepare("CREATE TABLE made(a)", insert, insert)
+
+
+def test_ids_after_zero_are_those_of_the_rows(shop: TestNode) -> None:
+    """After a row with a negative id, SQLite counts on; an id 0 leaves the last id as it was."""
+    rows = [("INSERT INTO made(a) VALUES (?)", [number]) for number in range(3)]
+    prepared = shop.prepare(KEYED, "INSERT INTO made VALUES (-3, 1)", *rows)
+    assert [result.lastrowid for result in decode_results(prepared.result)] == [None, -3, -2, -1, -1]
+
+
+def test_failed_merge_leaves_no_table_with_the_highest_id(shop: TestNode) -> None:
+    """Only the row after the highest id is refused, and not those before it."""
+    insert = "INSERT INTO made VALUES (?, 1)"
+    with pytest.raises(UnsupportedError) as refused:
+        shop.prepare(KEYED, (insert, [2**63 - 2]), (insert, [2**63 - 1]), (insert, [3]))
+    assert refused.value.details["sql"] == "INSERT INTO made VALUES ((3), 1)"
+    counted = "CREATE TABLE made(id INTEGER PRIMARY KEY AUTOINCREMENT, a)"
+    rows = [("INSERT INTO made(a) VALUES (?)", [number]) for number in range(2)]
+    with pytest.raises(ConstraintError, match="used up"):
+        shop.prepare(counted, f"INSERT INTO made VALUES ({2**63 - 2}, 1)", *rows)
+
+
+def test_merge_without_room_for_its_query_leaves_nothing(tmp_path: Path) -> None:
+    """The query for the highest id counts, too; one by one, these rows still have room."""
+    insert, values = "INSERT INTO made(a) VALUES (?)", ["x" * 5000, "y" * 5000]
+    texts = [KEYED, *(insert.replace("?", f"('{value}')") for value in values)]
+    limits = Limits(changes_bytes=sum(len(text) + STEP_BYTES for text in texts))
+    small = TestNode(tmp_path / "small.sqlite", limits=limits)
+    assert texts_of(small, KEYED, *((insert, [value]) for value in values)) == texts
 
 
 def test_change_fails_if_the_rows_would_get_other_ids(shop: TestNode) -> None:

@@ -21,7 +21,7 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared, only_read
 from bedrockish.engine.execution.executor import Executor
-from bedrockish.engine.execution.merged_inserts import count_alike, made_table, merged
+from bedrockish.engine.execution.merged_inserts import ROWS_MAX, MergedInsert, count_alike, made_table, merged
 from bedrockish.engine.execution.written_texts import WrittenTexts
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
@@ -38,6 +38,7 @@ from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, parameter_num
 from bedrockish.sqltext.transaction_control import ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import DO, FAIL, SEE, SchemaStep, encode_changes, encode_steps
+from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from bedrockish_journal.storage.drawn_ids import WHY, DrawnIds
@@ -84,12 +85,16 @@ def execute_mixed(
     results: list[Result] = []
     executor.governor.allow(budget_s)
     try:
-        at = 0
+        at = alone = 0  # ``alone``: the index before which statements run one by one
         while at < len(request.statements):
-            found, size = mixed.run_alike(request.statements[at:], room)
-            at += len(found) or 1
-            if not found:
-                found, size = mixed.run(request.statements[at - 1], room)
+            rest = request.statements[at : at + ROWS_MAX]
+            found, size = mixed.run_alike(rest, room) if at >= alone else ([], 0)
+            if found:
+                at += len(found)
+            else:
+                alone = alone if at < alone else at + count_alike(rest)
+                found, size = mixed.run(rest[0], room)
+                at += 1
             results += found
             room -= size
         if not mixed.changes_schema:
@@ -122,7 +127,7 @@ class Mixed:
         self._options = False
         self._is_legacy = False  # whether ALTER leaves the definitions of views and triggers as they are
         self._drawn: DrawnIds | None = None
-        self._existed = {name.lower() for (name,) in self._db.execute("SELECT name FROM main.sqlite_schema")}
+        self._existed = {folded(name) for (name,) in self._db.execute("SELECT name FROM main.sqlite_schema")}
         self._made = set[str]()  # the tables of this transaction, in lower case; none of them has triggers
         self._before: Counter[Any] | None = None  # the broken foreign keys when enforcement was switched off
         self._numbers = pragmas.numbers(self._db)
@@ -183,34 +188,55 @@ class Mixed:
             return [], 0
         sql = alike[0].sql
         piece, at = self._executor.texts.compiled(sql, self._user, has_changed=self.changes_schema)
-        is_made = piece.kind == WRITE and {table.lower() for table in piece.writes} - {"sqlite_sequence"} <= self._made
+        is_made = piece.kind == WRITE and set(map(folded, piece.writes)) - {"sqlite_sequence"} <= self._made
         # A row may depend on the rows before it, by a query or by a foreign key to its own table.
-        reads_own = not {table.lower() for table in piece.reads}.isdisjoint(map(str.lower, piece.writes))
-        if not is_made or reads_own or piece.stays or statement_start(sql, at) != len(sql):
+        reads_own = not set(map(folded, piece.reads)).isdisjoint(map(folded, piece.writes))
+        if not is_made or reads_own or self._why_own(piece) or piece.stays or statement_start(sql, at) != len(sql):
             return [], 0
         insert = merged(self._db, alike, piece.names)
         if insert is None:
             return [], 0
-        before, size, last, wrote = len(self.steps), self._size, self.lastrowid, self._writes
         try:
-            self._check_room(f"{insert.sql}{insert.highest}{' ' * STEP_BYTES}")  # there must be room for both
+            rowids, taken = self._run_merged(piece, insert, room)
+        except (ConstraintError, SqlError, TooLargeError, UnsupportedError):
+            if not self._db.in_transaction:
+                raise
+            return [], 0  # which one the error concerns shows when each runs
+        results = []
+        for rowid in rowids:
+            self.lastrowid = rowid or self.lastrowid
+            results.append(Result(piece.columns, [], 1, self.lastrowid or None))
+        return results, taken
+
+    def _run_merged(self, piece: Compiled, insert: MergedInsert, room: int) -> tuple[Sequence[int], int]:
+        """Run INSERTs of one row as one statement; return the ids of the rows, and an estimate of the result's bytes.
+
+        After an error, nothing of it is left or recorded.
+        """
+        before, size, last, wrote = len(self.steps), self._size, self.lastrowid, self._writes
+        self._db.execute(f"SAVEPOINT {MARK}")
+        is_kept = False
+        try:
             result, taken = self._run_statement(piece, insert.sql, room, again=False)
-        except (
-            ConstraintError,
-            SqlError,
-            TooLargeError,
-            UnsupportedError,
-        ):  # which one it concerns shows when each runs
-            del self.steps[before:]
-            self._size, self.lastrowid, self._writes = size, last, wrote
-            return [], 0
-        assert result.rowcount == insert.count
-        if insert.highest:  # recorded, so that the change fails if the rows get other ids when it comes into force
-            asked, _ = self._executor.texts.compiled(insert.highest, has_changed=self.changes_schema)
-            self._run_statement(asked, insert.highest, room, again=False)
-        first = self.lastrowid - insert.count + 1
-        ids = insert.rowids or (range(first, first + insert.count) if insert.highest else [last] * insert.count)
-        return [Result(piece.columns, [], 1, rowid or None) for rowid in ids], taken
+            assert result.rowcount == insert.count
+            rowids: Sequence[int] = insert.rowids
+            if insert.highest:  # recorded, so that the change fails if the rows get other ids when it comes into force
+                asked, _ = self._executor.texts.compiled(insert.highest, has_changed=self.changes_schema)
+                found, _ = self._run_statement(asked, insert.highest, room, again=False)
+                [(highest,)] = found.rows
+                rowids = range(highest - insert.count + 1, highest + 1)
+            is_kept = True
+        finally:
+            if not is_kept:
+                del self.steps[before:]
+                self._size, self._writes = size, wrote
+            self.lastrowid = last
+            if self._db.in_transaction:
+                if not is_kept:
+                    self._db.execute(f"ROLLBACK TO {MARK}")
+                    self._schema_changed()
+                self._db.execute(f"RELEASE {MARK}")
+        return rowids, taken
 
     def control(self, control: Control) -> None:
         """Execute SAVEPOINT, RELEASE or ROLLBACK TO.
@@ -309,7 +335,7 @@ class Mixed:
 
     def _note_made(self, text: str) -> None:
         """Note the tables of this transaction, until a statement could give one of them another name, or a trigger."""
-        name = made_table(text).lower()
+        name = folded(made_table(text))
         if name and name not in self._existed:
             self._made.add(name)
         elif first_word(text) != "CREATE" or "TRIGGER" in text.upper():
@@ -321,8 +347,6 @@ class Mixed:
         steps = (*map(SchemaStep, BEFORE_FAILURE), step, *map(SchemaStep, AFTER_FAILURE)) if may_leave else (step,)
         for one in steps:
             self._record(one)
-        if may_leave:
-            self._schema_changed()  # the nodes call this after each of these steps
 
     @contextmanager
     def _altering(self, text: str) -> Iterator[None]:
@@ -386,6 +410,7 @@ class Mixed:
             if db.in_transaction:
                 if not is_kept:  # for example an INSERT whose RETURNING is refused: drop its rows
                     db.execute(f"ROLLBACK TO {MARK}")
+                    self._schema_changed()  # the nodes call this after the steps of ``_record_failure``
                 db.execute(f"RELEASE {MARK}")
 
     def _check_room(self, sql: str) -> None:

@@ -50,8 +50,7 @@ def one_row(sql: str) -> OneRow | None:
     """Return the parts of an INSERT of one row; None for any other statement."""
     try:
         parser = InsertParser(sql)
-        insert = parser.insert()
-        found = parser.tokens
+        insert, found = parser.insert(), parser.tokens
         rows = parser.split(insert.first + 1, insert.end) if insert.kind == "values" else []
         if len(rows) != 1 or insert.end != len(found) or not (found[0].is_word("INSERT") and found[1].is_word("INTO")):
             return None
@@ -88,7 +87,7 @@ class MergedInsert:
 
     sql: str
     count: int  # how many they are
-    rowids: tuple[int, ...]  # the ids that the rows have; empty if the rows get consecutive ids, or have none
+    rowids: tuple[int, ...]  # the ids that the rows have, 0 for rows without one; empty if they get consecutive ids
     highest: str  # a query for the highest id of the table, if the rows get ids; otherwise empty
 
 
@@ -103,7 +102,7 @@ def merged(db: apsw.Connection, statements: Sequence[Statement], names: Sequence
     table = None if one is None else find_table(db, one.table)
     if one is None or table is None:
         return None
-    columns = one.columns if one.columns is not None else table.columns
+    columns = one.columns or [name for name in table.columns if name not in table.generated]
     ids = {*ROWID_NAMES} - {name.lower() for name in table.columns} | {(table.alias or "").lower()} - {""}
     places = [place for place, name in enumerate(columns) if table.rowid is not None and name.lower() in ids]
     number = one.values[places[0]] if len(places) == 1 and places[0] < len(one.values) else 0
@@ -112,9 +111,8 @@ def merged(db: apsw.Connection, statements: Sequence[Statement], names: Sequence
     rows, rowids, size = list[str](), list[int](), 0
     for statement in statements:
         values = _values(statement, names)
-        rowid = values[number - 1] if values is not None and number else 1
-        # An id of 0 does not change ``last_insert_rowid()``.
-        if values is None or type(rowid) is not int or not rowid or size > TEXT_MAX:
+        rowid = values[number - 1] if values is not None and number else 0
+        if values is None or type(rowid) is not int or size > TEXT_MAX:
             break
         rows.append(one.row(values))
         rowids.append(rowid)
@@ -123,7 +121,7 @@ def merged(db: apsw.Connection, statements: Sequence[Statement], names: Sequence
         return None
     has_ids = table.rowid is not None and not number
     highest = f"SELECT max({table.key_columns[0]}) FROM main.{quote(table.name)}" if has_ids else ""
-    return MergedInsert(one.head + ", ".join(rows), len(rows), tuple(rowids) if number else (), highest)
+    return MergedInsert(one.head + ", ".join(rows), len(rows), () if has_ids else tuple(rowids), highest)
 
 
 def _values(statement: Statement, names: Sequence[str | None]) -> tuple[Any, ...] | None:

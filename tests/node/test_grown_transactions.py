@@ -301,6 +301,17 @@ async def test_schema_change_goes_on_in_a_copy_of_the_database(tmp_path: Path, m
         assert await client.value("SELECT count(*) FROM big INDEXED BY big_v WHERE v = 'w'") == 1
 
 
+async def test_equal_savepoints_of_one_request_follow_each_other_after_a_schema_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_client(tmp_path, monkeypatch) as client:
+        await client.step(BEGIN)
+        await client.run("CREATE TABLE made(a)")
+        texts = ["INSERT INTO made VALUES (1)", "SAVEPOINT s", "SAVEPOINT s", "RELEASE s", "ROLLBACK TO s", "RELEASE s"]
+        await client.step(STATEMENTS, *map(Statement, texts))
+        assert await client.run("SELECT a FROM made") == [(1,)]
+
+
 @pytest.mark.parametrize("is_large", [False, True])
 async def test_schema_change_that_finds_no_copy_leaves_the_transaction_with_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_large: bool

@@ -33,7 +33,8 @@ class PrivateCopy(WorkspacePlace):
         if not isinstance(work.workspace, Draft):
             yield from steps.wait(partial(self.start, work, texts.room))
         draft, rest = self.workspace(work), texts.rest
-        if isinstance(draft, Draft) and len(texts.results) >= texts.alone and count_alike(rest) > 1:
+        may_merge = texts.control is None and texts.position >= texts.alone and count_alike(rest) > 1
+        if may_merge and isinstance(draft, Draft):
             found, size = yield from steps.wait(partial(self.lend, work, partial(draft.run_alike, rest, texts.room)))
             self._services.check_open(tx)
             for result in found:
@@ -41,7 +42,7 @@ class PrivateCopy(WorkspacePlace):
             texts.room -= size
             if found:
                 return
-            texts.alone = len(texts.results) + count_alike(rest)
+            texts.alone = texts.position + count_alike(rest)
         yield from super().run(tx, texts)
 
     def commit(self, tx: OpenTransaction, last: Request) -> steps.Steps[Answer]:

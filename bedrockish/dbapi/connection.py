@@ -25,6 +25,7 @@ from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
 from bedrockish.dbapi.values import are_plain
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
+from bedrockish.sqltext.literal_inserts import with_parameters
 from bedrockish.sqltext.statement_kinds import inserts, kind_of
 from bedrockish_journal.storage.virtual_tables import is_loaded_by_nodes
 
@@ -517,11 +518,16 @@ class Connection:
         notice_fork()
         try:
             if session.reads_alone:
-                found = link.read_again(sql, params, session.read)
-                return None if found is None else (found[0], found[1], -1, None, found[2])
+                read = link.read_again(sql, params, session.read)
+                return None if read is None else (read[0], read[1], -1, None, read[2])
+            text = sql
+            if not params and (found := with_parameters(sql)) is not None:
+                text, params = found
             with self._lock:
-                done = session.run_again(sql, params)
+                done = session.run_again(text, params)
         except BedrockishError as error:
+            if "sql" in error.details:
+                error.details = {**error.details, "sql": sql}
             raise standing_for(error) from error
         if done is None:
             return None

@@ -164,18 +164,22 @@ def test_default_with_another_function_of_one_node_is_refused(node: TestNode) ->
 
 
 @pytest.mark.parametrize(("value", "params"), [("CURRENT_DATE", ()), ("?", ("x",)), ("date('now') || 'x'", ())])
-def test_created_table_has_no_column_named_by_a_value(node: TestNode, value: str, params: tuple[str, ...]) -> None:
-    with pytest.raises(UnsupportedError, match="name it with AS"):
-        node.prepare(
-            "CREATE TABLE first(x)", (f"CREATE TABLE made AS SELECT {value}", params), "INSERT INTO first VALUES (1)"
-        )
+def test_columns_of_a_created_table_have_the_names_that_they_have_in_sqlite(
+    node: TestNode, value: str, params: tuple[str, ...]
+) -> None:
+    node.run("CREATE TABLE old(a INTEGER, b TEXT)")
+    node.run("INSERT INTO old VALUES (2, 'x'), (1, 'y')")
+    select = f"SELECT a, b, {value}, {value} AS named, a FROM old ORDER BY a"
     changed(
         node,
         "CREATE TABLE first(x)",
-        (f"CREATE TABLE made AS SELECT {value} AS y", params),
+        (f"CREATE TABLE made AS {select};", (*params, *params)),
         "INSERT INTO first VALUES (1)",
     )
-    assert node.rows("SELECT name FROM pragma_table_info('made')") == [("y",)]
+    names = ["a", "b", value, "named", "a:1"]
+    assert node.rows("SELECT name FROM pragma_table_info('made')") == [(name,) for name in names]
+    assert node.rows("SELECT type FROM pragma_table_info('made')") == [("INT",), ("TEXT",), ("",), ("",), ("INT",)]
+    assert node.rows("SELECT a, b FROM made ORDER BY rowid") == [(1, "y"), (2, "x")]
 
 
 def test_more_calls_than_a_result_has_columns_are_computed(node: TestNode) -> None:

@@ -1,6 +1,7 @@
 """The compiled texts of a connection: the statements of each text, and quicker ways to run a known text."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import apsw
@@ -23,12 +24,14 @@ from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
 from bedrockish.engine.statements.rights import Access, Rights
 from bedrockish.engine.statements.settings import settled
 from bedrockish.errors import BedrockishError, SqlError
+from bedrockish.sqltext.literal_inserts import with_parameters
 from bedrockish.sqltext.session_settings import Settings, split_settings
 from bedrockish.sqltext.statement_ends import statement_start
 from bedrockish_journal.model.membership import ADMIN, OWNER
 
 TEXTS_MAX, TEXTS_BYTES = 2_000, 16 << 20  # compiled texts in the cache, and their bytes
 TEXT_CHARACTERS = 64 << 10  # longer texts are not cached
+FORMS_MAX = 500  # forms of INSERTs of literals that are remembered, each of at most ``literal_inserts.FORM_MAX``
 TEXT_BYTES = TEXTS_BYTES // 8  # a text whose compiled statements take more bytes is not cached
 
 
@@ -42,6 +45,7 @@ class CompiledTexts:
         self._again: dict[str, Recipe | None] = {}  # text -> the result of ``again``
         # Texts that have run, write rows, have no settings and call no function about their transaction.
         self.only_writes: set[str] = set()
+        self._forms = set[str]()  # INSERTs of literals that have run, with parameters in place of the literals
         self._weight = 0  # approximate bytes of the cached texts
         self._tables: Tables
         self._analysis: Analysis
@@ -101,10 +105,12 @@ class CompiledTexts:
         """
         rights = self._access.of(user)
         texts = self._known_for(rights)
+        shown, (statement, form) = statement.sql, self._with_parameters(statement, texts)
         binder, known = Binder(statement.params), texts.get(statement.sql)
         if known is not None:
             for place, piece in enumerate(known, 1):
-                yield self._checked(piece, binder, rights, is_last=place == len(known))
+                given = self._checked(piece, binder, rights, is_last=place == len(known))
+                yield given if shown is statement.sql else _shown(shown, given)
             return
         found: list[Compiled] = []
         (settings, at), until_schema = split_settings(statement.sql), True
@@ -120,9 +126,11 @@ class CompiledTexts:
             )
             found.append(piece)
             until_schema = until_schema and piece.kind != SCHEMA and not piece.defines
-            yield given
+            yield _shown(shown, given) if shown is not statement.sql else given
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
+        if form:
+            self._note_form(form)
         if until_schema:  # statements after a schema statement are compiled for a schema that is rolled back
             self._cache(texts, statement.sql, found)
 
@@ -227,10 +235,28 @@ class CompiledTexts:
             ForbiddenError: the user may not run it.
         """
         rights = self._access.of(user)
-        known = self._known_for(rights).get(statement.sql)
+        texts = self._known_for(rights)
+        shown, (statement, _) = statement.sql, self._with_parameters(statement, texts)
+        known = texts.get(statement.sql)
         if known is None or len(known) != 1:
             return None
-        return self._checked(known[0], Binder(statement.params), rights, is_last=True)
+        given = self._checked(known[0], Binder(statement.params), rights, is_last=True)
+        return given if shown is statement.sql else _shown(shown, given)
+
+    def _with_parameters(self, statement: Statement, texts: dict[str, tuple[Compiled, ...]]) -> tuple[Statement, str]:
+        """Return an INSERT of literals as one with parameters, if an INSERT of its form has run, and the form.
+
+        The form is empty for another statement, which is returned unchanged.
+        """
+        if statement.params or statement.sql in texts:
+            return statement, ""
+        sql, values = with_parameters(statement.sql) or ("", ())
+        return (Statement(sql, values) if sql and (sql in texts or sql in self._forms) else statement), sql
+
+    def _note_form(self, form: str) -> None:
+        if len(self._forms) >= FORMS_MAX:
+            self._forms.clear()
+        self._forms.add(form)
 
     def repeatable(self, sql: str, user: str = "") -> Recipe | None:
         """Return the recipe to run a text in a batch; None unless the text has run before and is one plain write.
@@ -279,3 +305,8 @@ class CompiledTexts:
         if is_last:
             binder.finish()
         return given
+
+
+def _shown(text: str, given: tuple[Compiled, tuple[Any, ...]]) -> tuple[Compiled, tuple[Any, ...]]:
+    """Return a statement whose errors have the text of the client."""
+    return replace(given[0], client_text=text), given[1]

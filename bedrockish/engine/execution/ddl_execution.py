@@ -30,6 +30,7 @@ from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.compiled import ALONE, EMPTY, READ, SCHEMA, WRITE, Compiled
 from bedrockish.engine.statements.constant_calls import COMPUTED, DATES, with_values, written_in
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
+from bedrockish.engine.statements.insert_rewriter import ROWS as COLLECTED
 from bedrockish.engine.statements.rowid_allocator import error_of_used_up
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.sqltext.statement_ends import first_word, statement_start
@@ -307,7 +308,7 @@ class Mixed:
             text, allowed = self._made_stable(text, again=again)
             self._check_room(text)
             if piece.fills:
-                self._check_names(piece.sql, text)
+                text = self._with_names(piece.sql, text)
         db.set_last_insert_rowid(0)
         try:
             rows, size, changed, rowid = self._watched(replace(piece, sql=text, auto=None), room, allowed)
@@ -511,13 +512,15 @@ class Mixed:
         rows, _ = self._executor.run_piece(piece, (), self._limits.changes_bytes)
         return [value for (value,) in rows]
 
-    def _check_names(self, sql: str, text: str) -> None:
-        """Refuse a CREATE TABLE ... AS SELECT whose columns would have other names with the values in its text."""
-        texts = self._executor.texts
-        before, after = (texts.compiled(filling_select(one), self._user)[0].columns for one in (sql, text))
-        if before != after:
-            name = next(name for name, other in zip(before, after, strict=True) if name != other)
-            raise UnsupportedError(f"the column {name!r} has its name from a value or a call: name it with AS", sql=sql)
+    def _with_names(self, sql: str, text: str) -> str:
+        """Return a CREATE TABLE ... AS SELECT with the column names that the client's text ``sql`` gives."""
+        texts, select = self._executor.texts, filling_select(text).rstrip("; \t\r\n")
+        names, others = (texts.compiled(one, self._user)[0].columns for one in (filling_select(sql), select))
+        if names == others:
+            return text
+        listed = ", ".join(map(quote, names))
+        head = text[: text.rindex(select)]
+        return f"{head} WITH {COLLECTED}({listed}) AS MATERIALIZED ({select}\n) SELECT * FROM {COLLECTED}"
 
     def _defaults(self, table: str) -> dict[str, str]:
         """Return the defaults of a table's columns, as SQL, by the column's name."""

@@ -402,7 +402,7 @@ class Executor:
                 else:
                     db.execute(text, params, can_cache=not piece.settings)
         except apsw.FullError as error:
-            raise self._ids.used_up(self._db) or translate(error, piece.sql) from error
+            raise self._ids.used_up(self._db) or translate(error, piece.client_text or piece.sql) from error
         except apsw.Error as error:
             if governor.caused(error):
                 raise governor.error_of_interrupt(piece.sql) from error
@@ -412,7 +412,8 @@ class Executor:
                 raise TakesLongError(piece.sql) from None
             number = self._db.system_errno
             # No variable for the error: this frame would form a cycle with it, which would keep the parameters.
-            raise too_long(error, lengths, piece.sql, params) or translate(error, piece.sql, number) from error
+            shown = piece.client_text or piece.sql
+            raise too_long(error, lengths, shown, params) or translate(error, shown, number) from error
         except UnicodeDecodeError:
             raise not_utf8(piece.sql) from None
         finally:

@@ -81,21 +81,26 @@ class RunningRead:
 
     def read_ahead(self) -> None:
         """Read rows into memory for ``STEP_S``, if the program has not fetched rows for a while."""
-        if self.is_left or not self.lock.acquire(blocking=False):
+        # Without the lock first, which a fetch may need now.
+        if self.is_left or not self._is_due() or not self.lock.acquire(blocking=False):
             return
         try:
-            idle_s = monotonic() - self.fetched_at
-            generation = self.reader.facts.generation
-            if not self.is_over and (idle_s > IDLE_S or self._published.wants_release(generation)):
-                self._fill(LONG_BYTES if idle_s > LONG_S else IDLE_BYTES)
-                if idle_s > LONG_S and not self.is_over and (self._calls_program or self._held >= LONG_BYTES):
-                    self.is_over = True
-                    self.error = ResultLostError(
-                        f"the rest of the result was not fetched for {LONG_S:g} s, and its snapshot was released; run "
-                        "the statement again, or fetch its rows at once"
-                    )
+            if self.is_over or not self._is_due():
+                return
+            is_long = monotonic() - self.fetched_at > LONG_S
+            self._fill(LONG_BYTES if is_long else IDLE_BYTES)
+            if is_long and not self.is_over and (self._calls_program or self._held >= LONG_BYTES):
+                self.is_over = True
+                self.error = ResultLostError(
+                    f"the rest of the result was not fetched for {LONG_S:g} s, and its snapshot was released; run "
+                    "the statement again, or fetch its rows at once"
+                )
         finally:
             self.lock.release()
+
+    def _is_due(self) -> bool:
+        is_idle = monotonic() - self.fetched_at > IDLE_S
+        return is_idle or self._published.wants_release(self.reader.facts.generation)
 
     def _fill(self, most: int) -> None:
         until = monotonic() + STEP_S

@@ -64,7 +64,7 @@ def test_endless_result_gives_its_first_rows(db: dbapi.Connection) -> None:
         assert (next(cursor), cursor.rownumber) == ((2502,), 2502)
         if turn == OPEN_MAX:
             files = len(os.listdir("/proc/self/fd"))
-    assert len(os.listdir("/proc/self/fd")) <= files
+    wait(lambda: len(os.listdir("/proc/self/fd")) <= files)
     cursor.close()
     wait(lambda: not reads_of(db)._results.running)
 

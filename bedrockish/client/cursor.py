@@ -71,27 +71,29 @@ class RowStream:
             ResultLostError: the rest is lost; reading the whole result again is safe.
             BedrockishError: SQLite could not compute a row; ``details["rows"]`` rows were returned before.
         """
-        if self._rows:
-            kept = list(self._rows)
-            self._rows.clear()
-            self.count += len(kept)
-            return kept
-        found = await self._next()
-        self.count += len(found)
-        return found
+        if not self._rows:
+            await self._fill()
+        kept = list(self._rows)
+        self._rows.clear()
+        self.count += len(kept)
+        return kept
 
-    async def _next(self) -> list[Row]:
+    async def _fill(self) -> bool:
+        """Wait for more rows, and keep them for the reader; return whether there are any."""
         while True:
             if self._error is not None:
                 raise self._error
             if self._fetch is None:
                 if self._is_over:
-                    return []
+                    return False
                 self._request_batch()
                 assert self._fetch is not None
             number, self._fetch = self._fetch, None
             try:
                 reply = await self._calls._wait(number)
+                if isinstance(reply, Answered):
+                    self._rows.extend(rows_of(reply.answer, 1)[0].rows)
+                    self._is_over = not reply.answer.more
             except BedrockishError as error:
                 self._is_over = True
                 self._error = _lost(error, self.count)
@@ -104,11 +106,10 @@ class RowStream:
                 raise
             if not isinstance(reply, Answered):
                 raise ProtocolMismatchError("the node's answer is not rows")
-            rows = rows_of(reply.answer, 1)[0].rows
-            self._is_over = not reply.answer.more
+            # The rows are kept already: the handler of a signal may raise here.
             self._request_batch()
-            if rows:
-                return rows
+            if self._rows:
+                return True
 
     def __aiter__(self) -> Self:
         return self
@@ -119,11 +120,6 @@ class RowStream:
             raise StopAsyncIteration
         self.count += 1
         return self._rows.popleft()
-
-    async def _fill(self) -> bool:
-        """Wait for more rows; return whether there are any."""
-        self._rows.extend(await self._next())
-        return bool(self._rows)
 
     def close(self) -> None:
         """Close the stream and drop the rows that were not read; a second close does nothing."""

@@ -308,3 +308,28 @@ def test_connection_that_an_exception_leaves_to_no_one_is_closed(node: LocalNode
     assert left() is None
     assert (facts.device, facts.inode) not in connections._open.values()
     published.close()
+
+
+def test_stream_keeps_rows_that_arrived_before_the_handler_of_a_signal_raises(
+    other: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = other.open_stream("WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000) SELECT i FROM n")
+    request, found = stream._stream._request_batch, []
+
+    def interrupted() -> None:
+        request()
+        raise KeyboardInterrupt  # as the handler of Ctrl-C may after each step
+
+    monkeypatch.setattr(stream._stream, "_request_batch", interrupted)
+    interrupts = 0
+    while True:
+        try:
+            row = next(stream, None)
+        except KeyboardInterrupt:
+            interrupts += 1
+            continue
+        if row is None:
+            break
+        found.append(row[0])
+    assert interrupts > 1
+    assert found == list(range(1, 20_001))

@@ -103,6 +103,12 @@ def test_pragma_optimize_in_an_open_transaction_is_a_hint_that_changes_nothing(c
     assert connection.execute("PRAGMA optimize").fetchall() == []
     connection.commit()
     assert connection.execute("SELECT count(*) FROM hinted").fetchone() == (1_000,)
+    connection.execute("BEGIN")
+    connection.execute("PRAGMA optimize")
+    connection.execute("CREATE TABLE late(a)")
+    connection.execute("DROP TABLE late")
+    connection.commit()
+    assert connection.execute("SELECT name FROM sqlite_schema WHERE name = 'sqlite_stat1'").fetchall() == []
     connection.execute("PRAGMA optimize")
     assert connection.execute("SELECT stat FROM sqlite_stat1 WHERE tbl = 'hinted'").fetchone() == ("1000 1",)
     connection.execute("DROP TABLE hinted")

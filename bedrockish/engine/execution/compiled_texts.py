@@ -148,11 +148,14 @@ class CompiledTexts:
         ):
             self.only_writes.add(sql)
 
-    def compiled(self, sql: str, user: str = "", at: int = 0, *, has_changed: bool = False) -> tuple[Compiled, int]:
+    def compiled(
+        self, sql: str, user: str = "", at: int = 0, *, has_changed: bool = False, optimizes: bool = True
+    ) -> tuple[Compiled, int]:
         """Compile the statement of a text that begins at or after an offset; return it, and the offset after it.
 
         Args:
             has_changed: whether the transaction has changed the schema, so that there may be triggers of its own.
+            optimizes: as for ``pieces``.
 
         Raises:
             BedrockishError: as ``Guard.compile`` and ``Rights.check``.
@@ -160,7 +163,9 @@ class CompiledTexts:
         rights = self._access.of(user)
         settings, start = split_settings(sql)
         with self._governor.judging(sql):
-            piece, after = self._compile_next(sql, max(at, start), settings, rights, has_changed=has_changed)
+            piece, after = self._compile_next(
+                sql, max(at, start), settings, rights, has_changed=has_changed, optimizes=optimizes
+            )
         if rights is not None:
             rights.check(piece, self._views)
         return piece, after

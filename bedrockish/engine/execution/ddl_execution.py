@@ -154,7 +154,9 @@ class Mixed:
         results: list[Result] = []
         at, taken = 0, 0
         while at < len(statement.sql):
-            piece, at = self._executor.texts.compiled(statement.sql, self._user, at, has_changed=self.changes_schema)
+            piece, at = self._executor.texts.compiled(
+                statement.sql, self._user, at, has_changed=self.changes_schema, optimizes=not again
+            )
             if piece.stays:
                 raise UnsupportedError(ALONE)
             if piece.kind == EMPTY:

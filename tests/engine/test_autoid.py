@@ -389,6 +389,8 @@ def test_only_leased_ids_are_taken_back(make_node: MakeNode) -> None:
     leased = ids.lease(node.engine._db, "item", 0, 3)
     ids.take_back("item", [2**63 - 1, leased[-1] + 1, -1, *leased])
     ids.take_back("absent", [1])
+    ids.take_back("item", leased)  # as a repeated call does
+    assert list(ids._back["item"]) == leased[::-1]
     node.run("INSERT INTO item(x) VALUES (1), (2), (3), (4)")
     found = [rowid for (rowid,) in node.engine._db.execute("SELECT id FROM item ORDER BY id")]
     assert found[:3] == leased

@@ -27,6 +27,7 @@ from bedrockish_journal.storage.table_layout import quote
 
 STRIPES_MIN = 16  # the least number of stripes: with up to 16 nodes, the number does not change
 LEASE_MAX = 1_000  # ids that a program gets at a time
+BACK_MAX = 1_000_000  # ids of a table that programs may have returned, and that no row has yet
 
 
 class IdsNeededError(UsageError):
@@ -56,7 +57,7 @@ class AutoIds:
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
-        self._back: dict[str, list[int]] = {}  # returned leased ids; the next id to assign is the last
+        self._back: dict[str, dict[int, None]] = {}  # returned leased ids; the next id to assign is the last
         self._seen: dict[str, int] = {}
         self._tables: dict[str, CapturedTable] = {}
         self._queries: dict[str, str] = {}
@@ -144,8 +145,12 @@ class AutoIds:
         """
         highest = self._highest.get(table, 0)
         leased = [one for one in ids if 0 < one <= highest and (one - self._own) % self._stripes == 0]
-        if leased:
-            self._back[table] = self._back.get(table, []) + leased[::-1]
+        back = self._back.setdefault(table, {}) if leased else {}
+        for one in reversed(leased):
+            back.pop(one, None)  # a repeated call brings each id again
+            back[one] = None
+        if len(back) > BACK_MAX:
+            del self._back[table]
 
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
         """Return the error for a table whose ids are used up, else None. SQLite would report a full disk."""
@@ -165,7 +170,7 @@ class AutoIds:
         seen = self._in_table(db, table)
         back = self._back.get(table)
         while back:
-            rowid = back.pop()
+            rowid, _ = back.popitem()
             if rowid > seen:
                 return rowid
         above = max(seen, self._highest.get(table, seen))

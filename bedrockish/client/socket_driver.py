@@ -61,7 +61,11 @@ class _ResetIfInterrupted:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None and not isinstance(error, BedrockishError):
-            self._reset()
+            try:
+                self._reset()
+            except BaseException:  # the handler of another signal has raised
+                self._reset()
+                raise
 
 
 class SocketDriver(Calls):

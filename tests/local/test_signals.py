@@ -15,6 +15,7 @@ import pytest
 from bedrockish import connect_pool, dbapi
 from bedrockish.client import pool as client_pool
 from bedrockish.client.blocking import Connection
+from bedrockish.client.socket_driver import SocketDriver
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.execution.workspace import Workspace
@@ -333,3 +334,14 @@ def test_stream_keeps_rows_that_arrived_before_the_handler_of_a_signal_raises(
         found.append(row[0])
     assert interrupts > 1
     assert found == list(range(1, 20_001))
+
+
+def test_second_signal_while_links_are_given_up_leaves_the_connection_usable(
+    other: Connection, interrupt: Interrupt
+) -> None:
+    assert other.execute("SELECT 1").value() == 1
+    interrupt(SocketDriver, "_perform")
+    interrupt(SocketDriver, "_drop")
+    with pytest.raises(KeyboardInterrupt):
+        other.execute("SELECT 2")
+    assert other.execute("SELECT 3").value() == 3

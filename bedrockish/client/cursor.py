@@ -88,20 +88,21 @@ class RowStream:
                     return False
                 self._request_batch()
                 assert self._fetch is not None
-            number, self._fetch = self._fetch, None
+            # First, because the handler of a signal may raise at any step until the rows are kept.
+            lost = ClientClosedError("the reading of this result was cancelled; begin again")
+            number, self._fetch, self._error = self._fetch, None, lost
             try:
                 reply = await self._calls._wait(number)
                 if isinstance(reply, Answered):
                     self._rows.extend(rows_of(reply.answer, 1)[0].rows)
-                    self._is_over = not reply.answer.more
+                    self._is_over, self._error = not reply.answer.more, None
             except BedrockishError as error:
-                self._is_over = True
                 self._error = _lost(error, self.count)
+                self._is_over = True
                 self._close_at_node()
                 raise self._error from error
             except BaseException:
                 self._is_over = True
-                self._error = ClientClosedError("the reading of this result was cancelled; begin again")
                 self._close_at_node()
                 raise
             if not isinstance(reply, Answered):

@@ -392,9 +392,10 @@ def test_row_with_id_0_before_a_schema_change_is_no_conflict(connection: db.Conn
     connection.execute(f"INSERT INTO {table}(id) VALUES (9)")
     for number in (0, 8, 0):  # the last two run a text again
         connection.execute(f"REPLACE INTO {table}(id) VALUES (?)", (number,))
+    connection.executemany(f"REPLACE INTO {table}(id) VALUES (?)", [(number,) for number in (7, 6, 5, 0, 4, 0)])
     connection.execute(f"CREATE INDEX {table}_amount ON {table}(amount)")
     connection.commit()
-    assert connection.execute(f"SELECT id FROM {table} ORDER BY id").fetchall() == [(0,), (8,), (9,)]
+    assert connection.execute(f"SELECT id FROM {table} ORDER BY id").fetchall() == [(0,), *((n,) for n in range(4, 10))]
 
 
 def test_transaction_whose_only_change_of_the_schema_failed_commits_its_rows(

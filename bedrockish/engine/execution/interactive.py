@@ -269,7 +269,7 @@ class Interactive:
         self.swap_in(work)
         self.parts.applier.switch_on()
         self._executor.reader = None  # the reading connection does not see these rows
-        db, capture = self._db, self._capture
+        capture = self._capture
         self._control("SAVEPOINT statement")
         capture.start(work.size, work.searched)
         self._executor.governor.allow(budget_s)
@@ -283,14 +283,19 @@ class Interactive:
         if found is None or touched:  # the rows that the hook cannot show must be found after each single statement
             self._undo_statement(work)
             return []
-        work.lastrowid = db.last_insert_rowid() or work.lastrowid
+        results = [result for result, _ in found]
+        for at, result in enumerate(results):
+            if result.lastrowid:
+                work.lastrowid = result.lastrowid
+            elif work.lastrowid:  # a row with id 0 leaves the last id as it was
+                results[at] = Result((), [], result.rowcount, work.lastrowid)
         if not recipe.plan.reads_nothing:
             for _, params in found:
                 work.sets.read(recipe.piece, params)
         self._keep(work, changes, touched)
         work.wrote = True
         work.inspect(recipe.piece)
-        return [result for result, _ in found]
+        return results
 
     def run_again(self, work: TransactionWork, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
         """Run a text that has run before by its recipe from ``CompiledTexts.again``, quicker than ``run``.

@@ -187,7 +187,8 @@ def has_run(error: BaseException) -> bool:
     """Return whether a statement that writes failed while it ran, which its code shows, except for SQLITE_ERROR."""
     if not isinstance(error, BedrockishError) or isinstance(error, ConstraintError):
         return isinstance(error, ConstraintError)
-    return error.details.get("sqlite", SQLITE_ERROR) != SQLITE_ERROR and kind_of(error.details.get("sql", "")) == WRITE
+    code = int(error.details.get("sqlite", SQLITE_ERROR)) & 0xFF  # also SQLITE_ERROR_MISSING_COLLSEQ: not compiled
+    return code != SQLITE_ERROR and kind_of(error.details.get("sql", "")) == WRITE
 
 
 def rows_before(error: BedrockishError) -> int:

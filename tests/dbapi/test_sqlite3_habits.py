@@ -604,6 +604,8 @@ def test_last_insert_rowid_and_changes_belong_to_the_connection(url: str, mode: 
     connection.execute(f"UPDATE {name} SET x = 'c'")
     with pytest.raises(db.IntegrityError, match="datatype mismatch"):
         connection.execute("SELECT 1 LIMIT 'a'")
+    with pytest.raises(db.OperationalError, match="no such collation"):  # the statement was not compiled
+        connection.execute(f"INSERT INTO {name}(x) SELECT x FROM {name} ORDER BY x COLLATE missing")
     assert connection.execute("SELECT changes()").fetchone() == (2,)
     with pytest.raises(db.IntegrityError, match="datatype mismatch"):
         connection.execute(f"UPDATE {name} SET id = 'text'")

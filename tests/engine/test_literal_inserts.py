@@ -9,6 +9,7 @@ import pytest
 from bedrockish.api.requests import Statement
 from bedrockish.errors import ConstraintError
 from bedrockish.sqltext.literal_inserts import FORM_MAX, TEXT_MAX, with_parameters
+from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from tests.engine.nodes import TestNode
 
 
@@ -64,6 +65,12 @@ def test_literals_become_parameters(sql: str, form: str, values: tuple[object, .
         "INSERT INTO t VALUES ('\ud800')",
         f"INSERT INTO t VALUES ('{'x' * TEXT_MAX}')",
         f"INSERT INTO t VALUES ({'1,' * FORM_MAX}1)",
+        "INSERT INTO t VALUES (\v1)",
+        "INSERT INTO t VALUES (1)\v",
+        "INSERT INTO t(T) VALUES ('rebuild')",
+        'INSERT INTO main.t(a, "t") VALUES (1, 2)',
+        'INSERT INTO "T" ( t, rank ) VALUES (1, 2)',
+        "INSERT INTO v(Cmd, arg) VALUES (1, 2)",
         "UPDATE t SET a = 1",
     ],
 )
@@ -97,6 +104,18 @@ def test_second_insert_of_a_form_is_not_compiled_again(node: TestNode) -> None:
         node.run(("INSERT INTO t(a, b) VALUES (?, ?)", ["again", 3]))
     assert caught.value.details["sql"] == "INSERT INTO t(a, b) VALUES (?, ?)"
     assert node.rows("SELECT a, b FROM t ORDER BY id") == [(f"v{number}", number) for number in range(5)]
+
+
+def test_commands_of_virtual_tables_run_as_their_words_say(node: TestNode) -> None:
+    node.run("CREATE VIRTUAL TABLE f USING fts5(x)")
+    node.run("INSERT INTO f(f, rank) VALUES ('integrity-check', 0)")
+    node.run(("INSERT INTO f(f) VALUES (?)", ["integrity-check"]))
+    for command in ("('merge', 500)", "('merge', 501)", "('merge', 502)"):
+        assert node.prepare(f"INSERT INTO f(f, rank) VALUES {command}").readonly
+    for command in ("rebuild", "optimize"):
+        assert node.prepare(f"INSERT INTO f(f) VALUES ('{command}')").readonly
+    assert node.prepare("INSERT INTO f(f, rank) VALUES ('integrity-check', 1)").kind == ROWS
+    assert node.prepare("INSERT INTO f(f, rank) VALUES ('pgsz', 1000)").kind == SCHEMA
 
 
 def test_rows_of_literals_are_those_of_sqlite(node: TestNode) -> None:

@@ -6,9 +6,11 @@ from contextlib import closing
 import apsw
 import pytest
 
-from bedrockish.api.requests import Statement
-from bedrockish.errors import ConstraintError
+from bedrockish.api.requests import Request, Statement
+from bedrockish.engine.execution.explain import explain
+from bedrockish.errors import ConstraintError, ForbiddenError, SqlError
 from bedrockish.sqltext.literal_inserts import FORM_MAX, TEXT_MAX, with_parameters
+from bedrockish_journal.model.membership import READER, WRITER, UserSaid
 from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from tests.engine.nodes import TestNode
 
@@ -104,6 +106,29 @@ def test_second_insert_of_a_form_is_not_compiled_again(node: TestNode) -> None:
         node.run(("INSERT INTO t(a, b) VALUES (?, ?)", ["again", 3]))
     assert caught.value.details["sql"] == "INSERT INTO t(a, b) VALUES (?, ?)"
     assert node.rows("SELECT a, b FROM t ORDER BY id") == [(f"v{number}", number) for number in range(5)]
+
+
+def test_error_of_a_known_form_has_the_text_of_the_client(node: TestNode) -> None:
+    node.run("CREATE TABLE t(a, b)")
+    for number in range(3):
+        node.run(f"INSERT INTO t VALUES ({number}, 0)")
+    sql = "INSERT INTO t VALUES (4, 0)"
+    [told] = explain(node.engine._executor, Statement(f" {sql} "))
+    assert told["sql"] == sql
+    for change in ("ALTER TABLE t ADD COLUMN c", "DROP TABLE t"):
+        node.run(change)
+        with pytest.raises(SqlError) as caught:
+            node.run(sql)
+        assert caught.value.details["sql"] == sql
+    node.run("CREATE TABLE t(a, b)")
+    node.run(sql)
+    users = {"writer": UserSaid("", WRITER, 1), "reader": UserSaid("", READER, 1)}
+    node.engine.access.learn(users, ["A"])
+    for number in range(2):
+        node.engine.execute(Request("c", (Statement(f"INSERT INTO t VALUES ({number}, 1)"),), user="writer"))
+    with pytest.raises(ForbiddenError) as refused:
+        node.engine.execute(Request("c", (Statement("INSERT INTO t VALUES (5, 1)"),), user="reader"))
+    assert refused.value.details["sql"] == "INSERT INTO t VALUES (5, 1)"
 
 
 def test_commands_of_virtual_tables_run_as_their_words_say(node: TestNode) -> None:

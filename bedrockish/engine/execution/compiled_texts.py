@@ -24,8 +24,8 @@ from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
 from bedrockish.engine.statements.rights import Access, Rights
 from bedrockish.engine.statements.settings import settled
 from bedrockish.errors import BedrockishError, SqlError
-from bedrockish.sqltext.literal_inserts import with_parameters
-from bedrockish.sqltext.session_settings import Settings, split_settings
+from bedrockish.sqltext.literal_inserts import BLANKS, with_parameters
+from bedrockish.sqltext.session_settings import NONE, Settings, split_settings
 from bedrockish.sqltext.statement_ends import statement_start
 from bedrockish_journal.model.membership import ADMIN, OWNER
 
@@ -105,12 +105,14 @@ class CompiledTexts:
         """
         rights = self._access.of(user)
         texts = self._known_for(rights)
-        shown, (statement, form) = statement.sql, self._with_parameters(statement, texts)
-        binder, known = Binder(statement.params), texts.get(statement.sql)
+        known, values, form = self._known(statement, texts)
+        if known is None and form in self._forms:
+            self._compile_form(form, texts, rights)
+            known, values, form = self._known(statement, texts)
+        binder = Binder(values)
         if known is not None:
             for place, piece in enumerate(known, 1):
-                given = self._checked(piece, binder, rights, is_last=place == len(known))
-                yield given if shown is statement.sql else _shown(shown, given)
+                yield self._checked(piece, binder, rights, is_last=place == len(known))
             return
         found: list[Compiled] = []
         (settings, at), until_schema = split_settings(statement.sql), True
@@ -126,13 +128,13 @@ class CompiledTexts:
             )
             found.append(piece)
             until_schema = until_schema and piece.kind != SCHEMA and not piece.defines
-            yield _shown(shown, given) if shown is not statement.sql else given
+            yield given
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
-        if form:
-            self._note_form(form)
         if until_schema:  # statements after a schema statement are compiled for a schema that is rolled back
             self._cache(texts, statement.sql, found)
+        if form and statement.sql in texts:
+            self._note_form(form)
 
     def _cache(self, texts: dict[str, tuple[Compiled, ...]], sql: str, found: Sequence[Compiled]) -> None:
         """Cache the statements of a text that has run."""
@@ -240,23 +242,36 @@ class CompiledTexts:
             ForbiddenError: the user may not run it.
         """
         rights = self._access.of(user)
-        texts = self._known_for(rights)
-        shown, (statement, _) = statement.sql, self._with_parameters(statement, texts)
-        known = texts.get(statement.sql)
+        known, values, _ = self._known(statement, self._known_for(rights))
         if known is None or len(known) != 1:
             return None
-        given = self._checked(known[0], Binder(statement.params), rights, is_last=True)
-        return given if shown is statement.sql else _shown(shown, given)
+        return self._checked(known[0], Binder(values), rights, is_last=True)
 
-    def _with_parameters(self, statement: Statement, texts: dict[str, tuple[Compiled, ...]]) -> tuple[Statement, str]:
-        """Return an INSERT of literals as one with parameters, if an INSERT of its form has run, and the form.
+    def _known(
+        self, statement: Statement, texts: dict[str, tuple[Compiled, ...]]
+    ) -> tuple[tuple[Compiled, ...] | None, Any, str]:
+        """Return the compiled statements of a text, or of its form with parameters, their values, and the form.
 
-        The form is empty for another statement, which is returned unchanged.
+        The statements are None if neither is known. The form is empty unless the text is an INSERT of literals.
         """
-        if statement.params or statement.sql in texts:
-            return statement, ""
-        sql, values = with_parameters(statement.sql) or ("", ())
-        return (Statement(sql, values) if sql and (sql in texts or sql in self._forms) else statement), sql
+        sql = statement.sql
+        if (known := texts.get(sql)) is not None or statement.params:
+            return known, statement.params, ""
+        form, values = with_parameters(sql) or ("", ())
+        if (known := texts.get(form)) is None:
+            return None, statement.params, form
+        return (replace(known[0], client_text=sql.strip(BLANKS)),), values, form
+
+    def _compile_form(self, form: str, texts: dict[str, tuple[Compiled, ...]], rights: Rights | None) -> None:
+        """Compile and cache a form of INSERTs; cache none that fails, so that the client's text raises the error."""
+        try:
+            with self._governor.judging(form):
+                piece, _ = self._compile_next(form, 0, NONE, rights)
+        except BedrockishError:
+            return
+        if piece.kind == WRITE:
+            piece.auto = self.with_ids(piece)
+        self._cache(texts, form, [piece])
 
     def _note_form(self, form: str) -> None:
         if len(self._forms) >= FORMS_MAX:
@@ -305,13 +320,8 @@ class CompiledTexts:
         late, because an open transaction keeps the rows.
         """
         if rights is not None:
-            rights.check(piece, self._views)
+            rights.check(replace(piece, sql=piece.client_text) if piece.client_text else piece, self._views)
         given = with_params(piece, binder)
         if is_last:
             binder.finish()
         return given
-
-
-def _shown(text: str, given: tuple[Compiled, tuple[Any, ...]]) -> tuple[Compiled, tuple[Any, ...]]:
-    """Return a statement whose errors have the text of the client."""
-    return replace(given[0], client_text=text), given[1]

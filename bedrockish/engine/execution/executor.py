@@ -360,7 +360,7 @@ class Executor:
         """
         budget = self.governor.budget
         if budget.is_over or (piece.is_dear and budget.is_brief):
-            raise TakesLongError(piece.sql)
+            raise TakesLongError(piece.shown)
         if lengths is None:
             lengths = self.texts.lengths(piece)
         if not piece.settings:
@@ -402,18 +402,17 @@ class Executor:
                 else:
                     db.execute(text, params, can_cache=not piece.settings)
         except apsw.FullError as error:
-            raise self._ids.used_up(self._db) or translate(error, piece.client_text or piece.sql) from error
+            raise self._ids.used_up(self._db) or translate(error, piece.shown) from error
         except apsw.Error as error:
             if governor.caused(error):
-                raise governor.error_of_interrupt(piece.sql) from error
+                raise governor.error_of_interrupt(piece.shown) from error
             # After a value that SQLite refused, the old cursor keeps all values.
             self._change = self._db.cursor().execute
             if in_loop and is_too_long(error):
-                raise TakesLongError(piece.sql) from None
+                raise TakesLongError(piece.shown) from None
             number = self._db.system_errno
             # No variable for the error: this frame would form a cycle with it, which would keep the parameters.
-            shown = piece.client_text or piece.sql
-            raise too_long(error, lengths, shown, params) or translate(error, shown, number) from error
+            raise too_long(error, lengths, piece.shown, params) or translate(error, piece.shown, number) from error
         except UnicodeDecodeError:
             raise not_utf8(piece.sql) from None
         finally:

@@ -56,7 +56,7 @@ def explain(executor: Executor, statement: Statement, user: str = "", *, columns
 
 def _explain(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> dict[str, Any]:
     analysis, error = executor.analysis, ""
-    told: dict[str, Any] = {"sql": piece.sql.strip(), "kind": piece.kind, "ids": piece.text(params) != piece.sql}
+    told: dict[str, Any] = {"sql": piece.shown.strip(), "kind": piece.kind, "ids": piece.text(params) != piece.sql}
     if piece.setting:
         return {**told, "reads": [], "writes": [], "wider": [], "advice": [], "error": ""}
     if piece.kind == SCHEMA:

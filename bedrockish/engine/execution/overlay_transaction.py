@@ -226,7 +226,7 @@ class OverlayTransaction:
             known = interactive.single(self.work, statement)
             for piece, params in interactive.pieces(self.work, statement) if known is None else (known,):
                 if read_only and piece.kind != READ:
-                    raise UnsupportedError("this statement may only read, and it writes", sql=piece.sql)
+                    raise UnsupportedError("this statement may only read, and it writes", sql=piece.shown)
                 last, size = self._run_piece(piece, params, room - taken)
                 taken += size
         assert last is not None
@@ -237,7 +237,7 @@ class OverlayTransaction:
         assert interactive is not None
         assert writer is not None
         if piece.reads_system and not self.may_read_system:
-            raise UnsupportedError("a strict read of the cluster's own tables runs at the node", sql=piece.sql)
+            raise UnsupportedError("a strict read of the cluster's own tables runs at the node", sql=piece.shown)
         work.inspect(piece)
         if work.wrote:
             writer.executor.reader = None  # the other connection does not see what this one has written

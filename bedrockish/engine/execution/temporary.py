@@ -128,7 +128,7 @@ class TemporaryTransaction(OverlayTransaction):
             raise UnsupportedError(
                 "transaction_clock() cannot be called in a session with TEMP objects; call it on another connection, "
                 "and send the value as a parameter",
-                sql=piece.sql,
+                sql=piece.shown,
             ) from None
         except BedrockishError as error:
             if self.interactive.inside is not self.work:
@@ -141,7 +141,7 @@ class TemporaryTransaction(OverlayTransaction):
             raise TooLargeError(
                 f"the TEMP tables of a session take at most {self.workspace.temporary_bytes} bytes "
                 "(temporary_bytes_max); drop some of them, or copy less",
-                sql=piece.sql,
+                sql=piece.shown,
             ) from error
         if piece.defines:
             self._defined = True

@@ -59,9 +59,14 @@ class Compiled:
     stays: bool = False
     compares: bool = False  # whether it calls ``like``, also by views and triggers
     settings: Settings = NONE  # the settings of its session that change its effect, and with which it therefore runs
-    client_text: str = ""  # the text of literals for which it runs now, for errors; empty if it is ``sql``
+    client_text: str = ""  # the text of literals for which it runs now; empty if it is ``sql``
     _without_keys: bool | None = field(default=None, repr=False, compare=False)
     _system: bool | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def shown(self) -> str:
+        """The text of the client, for errors."""
+        return self.client_text or self.sql
 
     @property
     def weight(self) -> int:

@@ -41,14 +41,10 @@ class RunningRead:
 
     Args:
         prepared: the number of ``OpenResults`` when the connection was prepared.
-        calls_program: whether the statement may call functions of the program.
     """
 
-    def __init__(
-        self, sql: str, reader: ReadConnection, published: Published, prepared: int, *, calls_program: bool
-    ) -> None:
-        self.sql, self.reader, self.prepared = sql, reader, prepared
-        self._published, self._calls_program = published, calls_program
+    def __init__(self, sql: str, reader: ReadConnection, published: Published, prepared: int) -> None:
+        self.sql, self.reader, self._published, self.prepared = sql, reader, published, prepared
         self.lock = threading.RLock()  # held while SQLite computes rows
         self.parts: deque[tuple[list[Row], int]] = deque()  # the rows that were read into memory, with their bytes
         self._held = 0  # the bytes of all parts
@@ -89,7 +85,7 @@ class RunningRead:
                 return
             is_long = monotonic() - self.fetched_at > LONG_S
             self._fill(LONG_BYTES if is_long else IDLE_BYTES)
-            if is_long and not self.is_over and (self._calls_program or self._held >= LONG_BYTES):
+            if is_long and not self.is_over and self._held >= LONG_BYTES:
                 self.is_over = True
                 self.error = ResultLostError(
                     f"the rest of the result was not fetched for {LONG_S:g} s, and its snapshot was released; run "
@@ -104,8 +100,7 @@ class RunningRead:
 
     def _fill(self, most: int) -> None:
         until = monotonic() + STEP_S
-        # The functions of the program run in its own threads only.
-        while not (self.is_over or self._calls_program or self._held >= most):
+        while not (self.is_over or self._held >= most):
             try:
                 rows = self._read()
                 size = sum(map(getsizeof, chain(rows, *rows)))
@@ -152,21 +147,22 @@ class OpenResults:
         """Return the running statement of a connection, whose place in the exchange another connection takes.
 
         Return None, without effect, if the statement must be read to its end now: in a ``snapshot`` block, because its
-        snapshot keeps the log from starting over, or because no further connection or thread can be had.
+        snapshot keeps the log from starting over, because it calls the program, which another thread than the
+        program's must not do, or because no further connection or thread can be had.
 
         Args:
             names: the names of the program's functions and collations; an empty one stands for a progress handler.
         """
         snapshots = self._snapshots
         self._end_left()
-        if snapshots.pins or snapshots.is_log_ending or len(self.running) >= OPEN_MAX:
+        if snapshots.pins or snapshots.is_log_ending or len(self.running) >= OPEN_MAX or _names_any(names, sql, reader):
             return None
         spare, self._spare = self._spare or snapshots.another(), None
         if spare is None:
             return None
         published = snapshots.published
         assert published is not None
-        running = RunningRead(sql, reader, published, self._prepared, calls_program=_names_any(names, sql, reader))
+        running = RunningRead(sql, reader, published, self._prepared)
         try:
             _AHEAD.add(running)
         except UnavailableError:

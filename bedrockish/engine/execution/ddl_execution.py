@@ -520,7 +520,15 @@ class Mixed:
         names, others = (texts.compiled(one, self._user)[0].columns for one in (filling_select(sql), select))
         if names == others:
             return text
-        listed = ", ".join(map(quote, names))
+        # SQLite names other columns of a table as those of a view: "a", and not "a COLLATE NOCASE" as in a result.
+        try:
+            self._db.execute(f"CREATE TEMP VIEW {COLLECTED} AS {select}")
+            found = self._db.execute("SELECT name FROM pragma_table_info(?, 'temp')", (COLLECTED,)).fetchall()
+            self._db.execute(f"DROP VIEW temp.{COLLECTED}")
+        except apsw.Error as error:
+            raise translate(error, sql) from error
+        each = zip(names, others, found, strict=True)
+        listed = ", ".join(quote(str(made) if name == other else name) for name, other, (made,) in each)
         head = text[: text.rindex(select)]
         return f"{head} WITH {COLLECTED}({listed}) AS MATERIALIZED ({select}\n) SELECT * FROM {COLLECTED}"
 

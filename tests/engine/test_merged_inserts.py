@@ -174,5 +174,6 @@ def test_parts_of_statements() -> None:
         "CREATE TEMP TABLE t(a)": "",
         "CREATE VIRTUAL TABLE t USING fts5(a)": "",
         "DROP TABLE t": "",
+        "CREATE TABLE t(a)\0": "",
     }
     assert {sql: made_table(sql) for sql in made} == made

@@ -140,7 +140,10 @@ def made_table(sql: str) -> str:
 
     It is empty, too, for a table with a conflict clause, by which a row could be left out.
     """
-    found = [token for token in tokens(sql) if token.text != ";"]
+    try:
+        found = [token for token in tokens(sql) if token.text != ";"]
+    except NotTokensError:
+        return ""
     words = [token.text.upper() for token in found]
     if words[:2] != ["CREATE", "TABLE"] or words[2:3] == ["IF"] or "CONFLICT" in words:
         return ""

@@ -21,6 +21,7 @@ from bedrockish.access_sets.definitions import folded
 from bedrockish.access_sets.opcodes import rows_of
 from bedrockish.common.keeper import Keeper
 from bedrockish.common.pauses import monotonic
+from bedrockish.engine.statements.guard import NO_VALUES
 from bedrockish.errors import ResultLostError, UnavailableError
 from bedrockish.local import connections
 from bedrockish.local.page import Published
@@ -52,7 +53,7 @@ class RunningRead:
         self.fetched_at = monotonic()
         self.is_reading = False  # whether SQLite computes rows now
         self.is_over = False  # whether all rows were read, or an error has ended the statement
-        self.is_left = False  # whether no cursor needs further rows
+        self.is_dropped = False  # whether no cursor needs further rows any more
 
     def fetch(self) -> list[Row]:
         """Return the next rows; an empty list at the end. The caller holds ``lock``."""
@@ -78,7 +79,7 @@ class RunningRead:
     def read_ahead(self) -> None:
         """Read rows into memory for ``STEP_S``, if the program has not fetched rows for a while."""
         # Without the lock first, which a fetch may need now.
-        if self.is_left or not self._is_due() or not self.lock.acquire(blocking=False):
+        if self.is_dropped or not self._is_due() or not self.lock.acquire(blocking=False):
             return
         try:
             if self.is_over or not self._is_due():
@@ -154,7 +155,7 @@ class OpenResults:
             names: the names of the program's functions and collations; an empty one stands for a progress handler.
         """
         snapshots = self._snapshots
-        self._end_left()
+        self._end_dropped()
         if snapshots.pins or snapshots.is_log_ending or len(self.running) >= OPEN_MAX or _names_any(names, sql, reader):
             return None
         spare, self._spare = self._spare or snapshots.another(), None
@@ -169,26 +170,26 @@ class OpenResults:
             spare.close()
             return None
         known = weakref.ref(running)  # the connection should keep no reference to the result
-        reader.interrupt_if(lambda: (one := known()) is None or one.is_left)
+        reader.interrupt_if(lambda: (one := known()) is None or one.is_dropped)
         snapshots.readers[0] = spare
         self.running.append(running)
         return running
 
-    def end_left(self) -> None:
+    def end_dropped(self) -> None:
         """End the statements that no cursor needs, unless another thread reads now: it or the keeper ends them."""
         lock = self._lock()
         if lock.acquire(blocking=False):
             try:
-                self._end_left()
+                self._end_dropped()
             finally:
                 lock.release()
 
-    def _end_left(self) -> None:
+    def _end_dropped(self) -> None:
         spare = self._spare
         if spare is not None and not self._is_current(spare):
             self._spare = None
             spare.close()
-        for running in [one for one in self.running if one.is_left or one.is_over]:
+        for running in [one for one in self.running if one.is_dropped or one.is_over]:
             if running.lock.acquire(blocking=False):
                 try:
                     # A statement can call a function of the program that closes the statement's cursor.
@@ -229,7 +230,7 @@ class OpenResults:
         """Leave the statements to the parent of a fork."""
         connections.abandon((self.running, self._spare))
         for running in self.running:
-            running.lock, running.is_left = threading.RLock(), True  # the child's keeper does not read it
+            running.lock, running.is_dropped = threading.RLock(), True  # the child's keeper does not read it
         self.running, self._spare = [], None
 
     def close(self) -> None:
@@ -247,7 +248,7 @@ def _names_any(names: Iterable[object], sql: str, reader: ReadConnection) -> boo
     wanted = list(map(str, names))
     if not wanted:
         return False
-    program = rows_of(reader.db.execute(f"EXPLAIN {sql}", apsw._null_bindings, can_cache=False))  # type: ignore[attr-defined]
+    program = rows_of(reader.db.execute(f"EXPLAIN {sql}", NO_VALUES, can_cache=False))
     calls = " ".join(str(row[5]) for row in program if row is not None)
     text = f"{folded(sql)} {folded(calls)}"
     return any(name in text for name in wanted)
@@ -259,7 +260,7 @@ class Fetching(Protocol):
     def read_on(self, running: RunningRead) -> list[Row]:
         """Return the next rows; an empty list at the end."""
 
-    def end_left(self) -> None:
+    def end_dropped(self) -> None:
         """End the statements that no cursor needs."""
 
 
@@ -277,9 +278,9 @@ class OpenResult:
 
     def close(self) -> None:
         """End the statement; a second close does nothing."""
-        self._running.is_left = True
-        self._session.end_left()
+        self._running.is_dropped = True
+        self._session.end_dropped()
 
     def __del__(self) -> None:
         """Have the keeper end the statement: the collector may run while another call has the locks."""
-        self._running.is_left = True
+        self._running.is_dropped = True

@@ -429,13 +429,13 @@ class LocalReads:
         finally:
             self.ending = before
             if running.is_over:
-                self.end_left()
+                self.end_dropped()
             if self._snapshots.is_closed:
                 running.close()
 
-    def end_left(self) -> None:
+    def end_dropped(self) -> None:
         """End the results that no cursor needs."""
-        self._results.end_left()
+        self._results.end_dropped()
 
     def interrupt(self) -> None:
         """Interrupt the read of another thread, and results that are not fetched yet, which raise ``DeadlineError``."""
@@ -517,7 +517,7 @@ class LocalReads:
             return  # a read is under way
         try:
             self._snapshots.release_idle()
-            self._results.end_left()
+            self._results.end_dropped()
         except (apsw.Error, BedrockishError):
             return
         finally:

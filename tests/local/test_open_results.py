@@ -158,7 +158,7 @@ def test_connection_to_an_earlier_file_of_the_node_is_not_used(db: dbapi.Connect
     for reader in snapshots.readers:  # as after the node has exchanged its file
         reader.facts = reader.facts._replace(generation=reader.facts.generation - 1)
     assert snapshots.another() is None
-    results.end_left()
+    results.end_dropped()
     assert results._spare is None
     assert first_of(db.execute(rows).fetchall()) == ALL
 

@@ -41,7 +41,7 @@ _MODEL = (
     "vec1_train() first, and send its result"
 )
 # Values for a statement whose number of parameters is not known yet; apsw.ext.query_info uses the same.
-_NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
+NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
 
 
 class Guard:
@@ -120,7 +120,7 @@ class Guard:
             self._calls = calls
             # Do not use the statement cache: a text that the node has cached would not be compiled again, so the
             # authorizer would not check it.
-            cursor.execute(sql, _NO_VALUES, can_cache=False)
+            cursor.execute(sql, NO_VALUES, can_cache=False)
         except apsw.ExecTraceAbort:
             pass
         except apsw.InterruptError:

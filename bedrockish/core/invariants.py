@@ -104,7 +104,7 @@ def requests_in_flight_have_an_attempt(coordinator: Coordinator) -> None:
     """A request waits for approvals of a transaction that is still open; otherwise it would never be answered."""
     carried = {number for attempt in coordinator.attempts.open.values() for number in attempt.numbers}
     for number, inflight in coordinator.replies.in_flight.items():
-        assert inflight.stage is not Stage.IN_FLIGHT or number in carried, f"request {number} is in no attempt"
+        assert inflight.stage is not Stage.VOTING or number in carried, f"request {number} is in no attempt"
 
 
 OF_STATE: tuple[Callable[[State], None], ...] = (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from bedrockish.core.coordinator.coordinator import Coordinator
-from bedrockish.core.coordinator.reads import Reading
+from bedrockish.core.coordinator.read_checks import ReadChecks
 from bedrockish.core.coordinator.request import Stage
 from bedrockish.core.invariants import check as check_invariants
 from bedrockish.core.protocol import events as on
@@ -65,9 +65,9 @@ class Node:
         self.state = State(recovered, settings, draw, now, follows_wall=follows_wall, lookups=lookups)
         self.apply_queue = ApplyQueue(self.state)
         self.voter = Voter(self.state, self.apply_queue)
-        self.reading = Reading(self.state)
+        self.read_checks = ReadChecks(self.state)
         self.staging = Staging(self.state)
-        self.coordinator = Coordinator(self.state, self.apply_queue, self.voter, self.reading, self.staging)
+        self.coordinator = Coordinator(self.state, self.apply_queue, self.voter, self.read_checks, self.staging)
         self.recovery = Recovery(self.state, self.apply_queue, self.voter, self.coordinator)
         self.safe_time = SafeTime(self.state, self.apply_queue)
         self._beats = 0  # the number of the next heartbeat; a timer with another number is out of date
@@ -93,7 +93,7 @@ class Node:
             case on.MovedToWorker(request_id):
                 self.coordinator.moved_to_worker(request_id)
             case on.NewerAsked(number, base):
-                self.reading.ask_newer(number, base)
+                self.read_checks.ask_newer(number, base)
             case on.ClockSet(follows_wall):
                 self.state.clock.follow_wall(follows=follows_wall)
                 self.safe_time.gossip()
@@ -112,7 +112,7 @@ class Node:
                 self.voter.on_compared(txid)
             case on.Assembled(peer, parts, data, known):
                 if known is not None:
-                    self.state.pieces.learn(known)
+                    self.state.pieces.keep_decoded(known)
                 whole = self.staging.on_assembled(peer, parts, data, known)
                 if whole is not None:
                     self._receive(peer, whole)
@@ -125,9 +125,9 @@ class Node:
                     # The peer approves nothing for now, so attempts that need its approval are given up.
                     self.coordinator.check()
             case on.Accused(peer, reason, for_good):
-                self.state.roster.accuse(peer, reason)
+                self.state.roster.note_refusal(peer, reason)
                 if for_good:
-                    self.state.lose(reason)
+                    self.state.note_lost_promise(reason)
             case on.Woken():
                 pass
             case _:
@@ -157,15 +157,15 @@ class Node:
         # The queue is usually empty: this test saves a call in each of the several steps of a commit.
         if self.coordinator.ready.queue:
             self.coordinator.advance()
-        if self.coordinator.together.leading:
-            self.coordinator.together.dissolve_waiting()
+        if self.coordinator.command_groups.leading:
+            self.coordinator.command_groups.dissolve_waiting()
         self._pass_on_progress()
         # Gossip a new or ended reservation now, not at the next heartbeat: the other leaders hold back because of it.
         if self.coordinator.contention.reservations.is_changed:
             self.coordinator.contention.reservations.is_changed = False
             self.safe_time.gossip()
         # Transactions wait for the scheduled schema change, so close time at each step, not only at a heartbeat.
-        if self.state.schema.scheduled is not None and self.safe_time.hurry():
+        if self.state.schema.scheduled is not None and self.safe_time.advance_for_change():
             self._pass_on_progress()
         if self.is_slow and not self._is_idle():
             self._beat_in(self.state.settings.heartbeat_ms)
@@ -299,7 +299,7 @@ class Node:
             case say.Entries():
                 self.apply_queue.on_entries(peer, message)
             case say.Check():
-                self.reading.on_check(peer, message)
+                self.read_checks.on_check(peer, message)
             case say.AskClock():
                 self.coordinator.clock_quorum.on_ask(peer, message)
             case say.ToldClock():
@@ -319,9 +319,9 @@ class Node:
             case say.Stored():
                 request = self.coordinator.offers.on_stored(peer, message)
                 if request is not None:
-                    self.coordinator.stage_ended(Stage.AHEAD, request)
+                    self.coordinator.stage_ended(Stage.OFFERED, request)
             case say.Checked():
-                for number, valid in self.reading.on_checked(peer, message):
+                for number, valid in self.read_checks.on_checked(peer, message):
                     self.coordinator.stage_ended(Stage.CHECKING, number, valid)
             case _:
                 assert_never(message)
@@ -339,7 +339,7 @@ class Node:
         if peer not in self.state.roster.peers:
             return
         self.state.roster.peers[peer].up = True
-        self.state.roster.acquit(peer)
+        self.state.roster.drop_refusal(peer)
         # The old link lost its undelivered messages, so all open messages to this peer are sent again.
         self.safe_time.gossip_to(peer)
         self.staging.resume(peer)
@@ -375,7 +375,7 @@ class Node:
         state, votes, queue = self.state, self.state.votes, self.apply_queue
         # Every transaction that this node knows has ended, and is below safe time.
         is_over = not (votes.by_txid or votes.outcomes or votes.done or votes.comparing or state.schema.scheduled)
-        is_asking = self.coordinator.replies.in_flight or self.reading.questions or self.recovery.rounds
+        is_asking = self.coordinator.replies.in_flight or self.read_checks.questions or self.recovery.rounds
         is_fetching = queue.gaps or any(queue.waiting.values()) or self.staging.incomplete or state.pieces.assembling
         # While safe time is a conflict window behind, as at the start of a cluster, no leader begins a transaction.
         is_safe = state.clock.read() < moved(state.clock.safe, state.settings.conflict_window_ms // 2)
@@ -401,9 +401,9 @@ class Node:
             case Timer.REQUEST_DEADLINE, int(number):
                 self.coordinator.past_deadline(number)
             case Timer.BEGIN_REST, Txid() as txid:
-                self.coordinator.attempts.begin_rest(txid, is_late=True)
+                self.coordinator.attempts.send_to_unasked(txid, is_late=True)
             case Timer.ASK_REST, int(number):
-                self.reading.ask_rest(number)
+                self.read_checks.send_to_unasked(number)
             case Timer.ASK_ENDS, int(number):
                 self.coordinator.catch_up.ask_ends(number)
             case Timer.RESERVATION, _:

@@ -8,7 +8,7 @@ import trio
 
 from bedrockish.access_sets.readset import EVERYTHING
 from bedrockish.api.requests import NOTHING, STRICT, Answer, Request, decode_results
-from bedrockish.core.protocol.effects import NewerTold
+from bedrockish.core.protocol.effects import NewerAnswered
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError, ConflictError, ForbiddenError, UnavailableError
 from bedrockish.node.scheduling import strict_reads
@@ -24,11 +24,11 @@ class Questions:
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node, self.asked = node, list[tuple[int, dict[str, int]]]()
         core = node.runtime.core
-        monkeypatch.setattr(core.reading, "ask_newer", lambda number, base: self.asked.append((number, dict(base))))
+        monkeypatch.setattr(core.read_checks, "ask_newer", lambda number, base: self.asked.append((number, dict(base))))
 
     def tell(self, *, may_be: bool) -> None:
         """Answer the last question, as the core does."""
-        self.node.runtime._do(NewerTold(self.asked[-1][0], may_be=may_be), [])  # type: ignore[arg-type]
+        self.node.runtime._do(NewerAnswered(self.asked[-1][0], may_be=may_be), [])  # type: ignore[arg-type]
         self.node.runtime.ring()
 
     def values(self) -> dict[str, int]:

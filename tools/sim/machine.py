@@ -374,7 +374,7 @@ class Machine:
                 self._execute(request_id, clock, following, group)
             case do.Reply(request_id, answer):
                 self._reply(request_id, answer)
-            case do.NewerTold(number, may_be):
+            case do.NewerAnswered(number, may_be):
                 self.newer.told(number, may_be=may_be)
             case do.SendEntries(peer, wants, limit):
                 state = node.state

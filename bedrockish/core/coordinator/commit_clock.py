@@ -24,7 +24,7 @@ class ClockRound:
     clock: int  # the value that each voter is asked to move up to
     repeat: Repeat  # when to send the question again
     # The voters that have moved up to ``clock``, and to whose clock this node has moved up.
-    heard: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
 
 
 class ClockQuorum:
@@ -48,7 +48,7 @@ class ClockQuorum:
         # No request gets this value itself: each node that has moved its clock up to it returns later values only.
         repeat = Repeat(state.clock.now.seconds, state.settings.heartbeat_ms / 1000)
         found = ClockRound(request_id, clock or state.clock.tick(), repeat, heard)
-        if len(found.heard) >= state.roster.majority:
+        if len(found.answered) >= state.roster.majority:
             return True
         self.rounds[self._count] = found
         state.outbox.send_voters(AskClock(self._count, found.clock))
@@ -72,8 +72,8 @@ class ClockQuorum:
             return None
         # The voter has moved up to our clock, and this node to the voter's clock. That clock is later than those of all
         # transactions that the voter had approved.
-        found.heard.add(peer)
-        if len(found.heard) < state.roster.majority:
+        found.answered.add(peer)
+        if len(found.answered) < state.roster.majority:
             return None
         del self.rounds[message.number]
         return found.request_id
@@ -89,7 +89,7 @@ class ClockQuorum:
             if not found.repeat.is_due(self.state.clock.now.seconds):
                 continue
             for node in self.state.roster.voters:
-                if node not in found.heard and node != self.state.me:
+                if node not in found.answered and node != self.state.me:
                     self.state.outbox.send(node, AskClock(number, found.clock))
 
     def fits(self, clock: int, begun: int) -> bool:

@@ -72,7 +72,7 @@ class Contention:
         # The access sets on which leaders begin no transaction, so that one large request can commit.
         self.reservations = Reservations(state, in_flight, self.wait_queue, self.pause)
 
-    def before(self, inflight: InFlight, kind: str = ROWS) -> Obstacle | None:
+    def obstacle(self, inflight: InFlight, kind: str = ROWS) -> Obstacle | None:
         """Return the obstacle of a request whose transaction conflicts with no commit; None if it may begin."""
         state, access_set = self.state, inflight.access_set
         assert access_set is not None
@@ -84,7 +84,7 @@ class Contention:
         # request waits here for their end.
         for found in state.votes.pending.conflicts(access_set):
             if found.other not in self.rollbacks:  # our BEGIN carries their rollbacks
-                inflight.lost = found
+                inflight.last_conflict = found
                 self.reservations.reserve_if_needed(inflight, access_set, kind)
                 state.counts["waited"] += 1
                 return WaitFor(found.other)
@@ -99,13 +99,13 @@ class Contention:
         left_ms, leader = self.turns.left_ms(access_set) if self.turns.until else (0.0, "")
         return OthersTurn(left_ms, leader) if left_ms else None
 
-    def last_before(self) -> WaitFor | None:
+    def rival_on_reserved_keys(self) -> WaitFor | None:
         """Return the wait for another leader's pending transaction on the keys reserved here, or None.
 
         The other leader began the transaction before the reservation reached it. Until the transaction ends, the
         request that goes first would fail again.
         """
-        held = self.reservations.held
+        held = self.reservations.honoured
         assert held is not None, "a request goes first as long as its reservation is honoured here"
         for found in self.state.votes.pending.conflicts(held.access_set):
             if found.other not in self.rollbacks:  # those are earlier attempts of this node

@@ -45,7 +45,7 @@ class Replies:
         """Answer the requests for a schema change that came into force, or, with ``failure``, that the data forbade."""
         # Without this turn, a client that is answered here could begin its next schema change before the changes that
         # wait.
-        self.contention.turns.reserve(txid, CHANGES)
+        self.contention.turns.start_turns(txid, CHANGES)
         for inflight in self.schema_barrier.activated(txid):
             assert inflight.answer is not None
             self.finish(inflight, requests.schema_failed(failure) if failure else inflight.answer)
@@ -87,7 +87,7 @@ class Replies:
                 self.finish(inflight, answer)
         # A recovery or safe time has rolled the transaction back: the command is executed again, unless the request is
         # already in flight with a later transaction.
-        elif inflight.stage is Stage.IN_FLIGHT and inflight.begun == transaction.txid.clock:
+        elif inflight.stage is Stage.VOTING and inflight.last_clock == transaction.txid.clock:
             self.contention.pause(inflight, requests.RETRY_MS_MIN * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:
             self.finish(inflight, requests.did_not_happen(inflight, self.state))

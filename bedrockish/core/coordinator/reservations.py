@@ -39,20 +39,20 @@ from bedrockish_journal.model.access_set import (
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Txid
 
 ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # a request makes a reservation after this many executions and this many seconds
-WIDE = 64  # keys: a request for fewer keys and for no range never makes a reservation
+KEYS_MIN = 64  # keys: a request for fewer keys and for no range never makes a reservation
 CHANGE_MS = 1_000  # shortest reservation of a change of the members: its node may not know how long commits take
-TIMES = 2.5  # the duration of a reservation, as a multiple of the time of the request's last failed execution
+EXECUTIONS = 2.5  # the duration of a reservation, as a multiple of the time of the request's last failed execution
 SETTLING = 4  # commit times in which transactions begun before the reservation arrived have usually ended
-SHARE = 0.25  # the share of the time for all reservations together
+TIME_SHARE = 0.25  # the share of the time for all reservations together
 CLOCKS = clocks_from(0)
-SAID_BYTES = 2_000  # an access set up to this size is gossiped exactly; a larger one as its tables and indexes
+EXACT_BYTES_MAX = 2_000  # an access set up to this size is gossiped exactly; a larger one as its tables and indexes
 
 
 class Reservation(NamedTuple):
     """An access set that a leader reserves. ``txid``: the clock of the request, and the leader; not a transaction."""
 
     txid: Txid
-    for_ms: int
+    duration_ms: int
     access_set: AccessSet
 
 
@@ -67,10 +67,10 @@ class Reservations:
         pause: Callable[[InFlight, float], None],  # executes a request again after some milliseconds
     ) -> None:
         self._state, self._in_flight, self._wait_queue, self._pause = state, in_flight, wait_queue, pause
-        self.held: Reservation | None = None  # the reservation that is honoured here now, or None
+        self.honoured: Reservation | None = None  # the reservation that is honoured here now, or None
         self.is_changed = False  # whether this node's own reservation has changed and has to be gossiped
         self.latest: dict[str, Reservation] = {}  # the latest reservation of each leader, including this node's own
-        self._spent: dict[str, Txid] = {}  # by leader, its last reservation that was honoured for its full duration
+        self._used_up: dict[str, Txid] = {}  # by leader, its last reservation that was honoured for its full duration
         self._own: int | None = None  # the request that has this node's reservation
         self._until = 0.0  # seconds at which the honoured reservation ends
         # ``_left_s``: the seconds that reservations could get at the moment ``_as_of``; grows, up to ``reserve_ms``.
@@ -91,7 +91,7 @@ class Reservations:
         self._wait_queue.unblock_behind(inflight)
         # A longer execution would not end within a reservation, and the requests that hold back would have waited for
         # nothing. A kept execution need not be repeated.
-        is_short = inflight.kept is not None or 1000 * inflight.took_s < self._state.settings.reserve_ms
+        is_short = inflight.kept is not None or 1000 * inflight.execution_s < self._state.settings.reserve_ms
         if self._own is None and is_short:
             self._ask(inflight, without_names(access_set), CHANGE_MS if kind == MEMBERS else 0)
 
@@ -101,17 +101,17 @@ class Reservations:
             return False
         if kind == MEMBERS:
             return True
-        if inflight.attempts < ATTEMPTS_MIN or self._state.clock.now.seconds - inflight.came < AGE_S_MIN:
+        if inflight.attempts < ATTEMPTS_MIN or self._state.clock.now.seconds - inflight.arrived_at < AGE_S_MIN:
             return False
         # Changes of the schema are excluded, by their kind or by their range of clocks: after a rejection, the next
         # attempt of a change has a longer delay until it comes into force.
         if kind != ROWS or any(low < CLOCKS[1] and CLOCKS[0] < high for low, high in access_set.write_ranges):
             return False
-        return access_set.has_ranges or len(without_names(access_set).touched) >= WIDE
+        return access_set.has_ranges or len(without_names(access_set).touched) >= KEYS_MIN
 
     def _ask(self, inflight: InFlight, access_set: AccessSet, at_least_ms: int) -> None:
         state = self._state
-        wanted_ms = max(at_least_ms, 1000 * (TIMES * inflight.took_s + 3 * SETTLING * state.commit_s))
+        wanted_ms = max(at_least_ms, 1000 * (EXECUTIONS * inflight.execution_s + 3 * SETTLING * state.commit_s))
         for_ms = min(state.settings.reserve_ms, 1 + round(wanted_ms))
         access_set, said = short(access_set)
         txid = Txid(state.clock.tick(), state.me)
@@ -149,7 +149,7 @@ class Reservations:
 
         Changes of the schema or of the members never wait: they are short.
         """
-        held = self.held
+        held = self.honoured
         if held is None or inflight.goes_first or kind != ROWS or conflict(access_set, held.access_set) is None:
             return None
         return held.txid
@@ -180,36 +180,38 @@ class Reservations:
 
     def choose(self) -> None:
         """Honour the oldest reservation that has not used its duration, if the share of time allows it."""
-        state, now, held = self._state, self._state.clock.now.seconds, self.held
+        state, now, held = self._state, self._state.clock.now.seconds, self.honoured
         silent_s = state.settings.suspicion_ms / 1000
         for leader in [leader for leader in self.latest if leader != state.me]:
             peer = state.roster.peers.get(leader)
             if peer is None or not peer.up or now - peer.heard > silent_s:
                 del self.latest[leader]
         if held is not None and now >= self._until:
-            self._spent[held.txid.leader] = held.txid
+            self._used_up[held.txid.leader] = held.txid
             inflight = self._own_request
             if inflight is not None and inflight.goes_first:
                 # The request did not commit in time. It may make a new reservation, which is younger than the others.
                 self._withdraw(inflight)
         # A reservation of 0 ms is skipped: it could never be honoured, would never end, and would block the others.
-        waiting = (one for one in self.latest.values() if one.for_ms and self._spent.get(one.txid.leader) != one.txid)
+        waiting = (
+            one for one in self.latest.values() if one.duration_ms and self._used_up.get(one.txid.leader) != one.txid
+        )
         first = min(waiting, key=lambda one: one.txid, default=None)
         if held is not None and (first is None or first.txid != held.txid):
             self._release(held)
-        if first is not None and self.held is None:
+        if first is not None and self.honoured is None:
             self._honour(first)
 
     def _honour(self, first: Reservation) -> None:
         state, now = self._state, self._state.clock.now.seconds
         limit_s = state.settings.reserve_ms / 1000
-        wanted_s = min(first.for_ms / 1000, limit_s)
-        left_s = min(limit_s, self._left_s + SHARE * (now - self._as_of))
+        wanted_s = min(first.duration_ms / 1000, limit_s)
+        left_s = min(limit_s, self._left_s + TIME_SHARE * (now - self._as_of))
         # Reserve for the full duration or not at all: a reservation that ends in the middle of an execution only delays
         # others.
         if not 0 < wanted_s <= left_s:
             return
-        self.held, self._until = first, now + wanted_s
+        self.honoured, self._until = first, now + wanted_s
         self._left_s, self._as_of = left_s, now
         state.timers.set(1000 * wanted_s, Timer.RESERVATION)
         inflight = self._own_request
@@ -225,7 +227,7 @@ class Reservations:
     def _release(self, held: Reservation) -> None:
         now = self._state.clock.now.seconds
         self._left_s, self._as_of = self._left_s - (now - self._as_of), now
-        self.held = None
+        self.honoured = None
         inflight = self._own_request
         if inflight is not None:
             inflight.goes_first = False  # another reservation may be honoured next
@@ -246,15 +248,15 @@ def without_names(access_set: AccessSet) -> AccessSet:
 def short(access_set: AccessSet) -> tuple[AccessSet, bytes]:
     """Return an access set with its encoding; a long one is widened to whole tables and indexes, or to everything."""
     said = b""
-    if len(access_set.touched) <= WIDE:
+    if len(access_set.touched) <= KEYS_MIN:
         said = cbor2.dumps(access_set.pack())
-        if len(said) <= SAID_BYTES:
+        if len(said) <= EXACT_BYTES_MAX:
             return access_set, said
     reads = _objects(access_set.read_points, access_set.read_ranges)
     writes = _objects(access_set.write_points, access_set.write_ranges)
     for found in (AccessSet(read_ranges=reads, write_ranges=writes), AccessSet(write_ranges=(EVERYTHING,))):
         said = cbor2.dumps(found.pack())
-        if len(said) <= SAID_BYTES:
+        if len(said) <= EXACT_BYTES_MAX:
             break
     return found, said
 

@@ -25,7 +25,7 @@ def activation_clock(state: State, inflight: InFlight, prepared: Prepared, clock
     assert prepared.kind == SCHEMA
     delay_ms = 0
     if len(state.roster.voters) > 1:
-        delay_ms = state.settings.schema_delay_ms << min(inflight.hasty, DOUBLINGS_MAX)
+        delay_ms = state.settings.schema_delay_ms << min(inflight.early_activations, DOUBLINGS_MAX)
     # Greater than the change's own clock, or the change itself would run on the schema that it makes.
     return moved(clock, max(prepared.delay_ms, min(delay_ms, state.settings.clock_offset_ms))) + 1
 

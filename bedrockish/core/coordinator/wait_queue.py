@@ -41,7 +41,7 @@ class Turns:
         self._state = state
         self.change_s = 0.0  # how long the execution of the last schema change here took
         self._rivals: dict[str, float] = {}  # leader -> seconds at which a transaction of it last conflicted with ours
-        self._reserved: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
+        self._turn_keys: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
         # For each ended transaction: until when (in seconds) other leaders have their turn on its keys. Empty if this
         # node has no rivals.
         self.until: dict[Txid, float] = {}
@@ -52,25 +52,25 @@ class Turns:
         if leader in self._state.roster.peers:
             self._rivals[leader] = self._state.clock.now.seconds
 
-    def passed(self, since: float, before: Collection[str]) -> None:
+    def drop_idle_rivals(self, since: float, before: Collection[str]) -> None:
         """Drop the rivals whose turn came before ours and that have not used it.
 
         Those are the leaders of ``before`` that have not conflicted with us after ``since``, in seconds.
         """
         self._rivals = {rival: at for rival, at in self._rivals.items() if at > since or rival not in before}
 
-    def reserve(self, txid: Txid, access_set: AccessSet) -> None:
+    def start_turns(self, txid: Txid, access_set: AccessSet) -> None:
         """Reserve the keys of an ended transaction for requests that waited for it; new requests wait for a turn."""
         # Without recent rivals the pause is 0: requests on uncontested keys need not wait.
         pause_ms = self.pause_ms(txid.leader, alters=access_set is CHANGES)
         if pause_ms and txid not in self.until:
-            self._reserved.add(txid, access_set)
+            self._turn_keys.add(txid, access_set)
             self.until[txid] = self._state.clock.now.seconds + pause_ms / 1000
 
-    def begins(self, access_set: AccessSet) -> None:
+    def end_turns(self, access_set: AccessSet) -> None:
         """Forget the turns on these keys: a transaction on them has begun."""
         if self.until:
-            for found in list(self._reserved.conflicts(access_set)):
+            for found in list(self._turn_keys.conflicts(access_set)):
                 self._forget(found[0])
 
     def left_ms(self, access_set: AccessSet) -> tuple[float, str]:
@@ -81,7 +81,7 @@ class Turns:
         now, left_s, leader = self._state.clock.now.seconds, 0.0, ""
         for txid in [txid for txid, until in self.until.items() if until <= now]:
             self._forget(txid)
-        for found in self._reserved.conflicts(access_set):
+        for found in self._turn_keys.conflicts(access_set):
             # The longest turn counts: several transactions with these keys may have ended.
             left_s, leader = max((left_s, leader), (self.until[found[0]] - now, found[0].leader))
         return 1000 * left_s, leader
@@ -125,7 +125,7 @@ class Turns:
         return [rival for rival, at in self._rivals.items() if at >= since and self._is_up(rival)]
 
     def _forget(self, txid: Txid) -> None:
-        self._reserved.remove(txid)
+        self._turn_keys.remove(txid)
         del self.until[txid]
 
     def _is_up(self, rival: str) -> bool:
@@ -206,7 +206,7 @@ class WaitQueue:
 
     def became_pending(self, txid: Txid, access_set: AccessSet) -> None:
         """Queue the requests that wait for their turn on these keys behind a transaction that became pending here."""
-        self._turns.begins(access_set)
+        self._turns.end_turns(access_set)
         if self.heads:
             for number, _ in list(self._head_keys.conflicts(access_set)):
                 # A request that pauses for another reason is not affected.
@@ -318,7 +318,7 @@ class WaitQueue:
             first = self._in_flight.get(queue.popleft())
             if first is None or first.stage is not Stage.WAITING:
                 continue
-            if first.read is not None:  # a strict read, which blocks no other request
+            if first.unchecked_read is not None:  # a strict read, which blocks no other request
                 self._ready.add(first)
                 continue
             first.behind = queue
@@ -368,7 +368,7 @@ class CommandGroups:
             group, in_flight = in_flight[: self.size], in_flight[self.size :]
             # The driver only groups requests that write; whether a single request writes is known after its execution.
             for one in group:
-                one.writes = one.is_free = len(group) > 1
+                one.writes = one.only_batched = len(group) > 1
             self._put_behind_first(group)
             self._ready.add(group[0])
 
@@ -376,10 +376,10 @@ class CommandGroups:
         """Record that a group's first request is executed now; the group waits only until the execution ends."""
         # Then the requests that were merely batched with it go on; those for the same key wait for the first one to
         # end.
-        if any(other.is_free for other in self._behind(inflight)):
+        if any(other.only_batched for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight
 
-    def part(self, inflight: InFlight) -> None:
+    def release_others(self, inflight: InFlight) -> None:
         """Let the group behind a request go on without it."""
         if self.leading.pop(inflight.number, None) is not None:
             free = self._take_free(inflight)
@@ -416,7 +416,7 @@ class CommandGroups:
 
     def _put_behind_first(self, group: list[InFlight]) -> None:
         first, *others = group
-        first.is_free = False
+        first.only_batched = False
         for other in others:
             if other.stage is not Stage.WAITING:
                 other.move(Stage.WAITING)
@@ -425,15 +425,15 @@ class CommandGroups:
     def _take_free(self, inflight: InFlight) -> list[InFlight]:
         """Remove and return the requests behind a request that were only batched with it."""
         behind = self._behind(inflight)
-        inflight.behind = deque(other.number for other in behind if not other.is_free)
-        return [other for other in behind if other.is_free]
+        inflight.behind = deque(other.number for other in behind if not other.only_batched)
+        return [other for other in behind if other.only_batched]
 
     def dissolve_waiting(self) -> None:
         """Dissolve the groups whose first request has to wait."""
         for number, inflight in list(self.leading.items()):
             # The requests that were only grouped with the first should not wait for its obstacle.
             if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
-                self.part(inflight)
+                self.release_others(inflight)
 
     def grow(self) -> None:
         """Enlarge the next group after the commit of a group, or of a single command without a rival.

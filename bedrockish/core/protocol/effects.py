@@ -59,7 +59,7 @@ class Reply:
 
 
 @value
-class NewerTold:
+class NewerAnswered:
     """The answer to ``NewerAsked``.
 
     False: a majority knows no transaction outside the state of the reads, so the reads are valid. True: there may be
@@ -211,7 +211,7 @@ class Halt:
 Effect = (
     Send
     | Reply
-    | NewerTold
+    | NewerAnswered
     | Execute
     | Persist
     | Forget

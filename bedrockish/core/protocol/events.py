@@ -70,7 +70,7 @@ class ClockWanted:
 class NewerAsked:
     """The driver has executed short strict reads on the state ``base``, and asks whether they are valid.
 
-    The reads are valid if a majority knows no transaction outside ``base``; the effect ``NewerTold`` is the answer.
+    The reads are valid if a majority knows no transaction outside ``base``; the effect ``NewerAnswered`` is the answer.
     ``number`` is the driver's number of the question.
     """
 

@@ -26,7 +26,7 @@ Name = tuple[bytes, int]  # the name of a piece: its sha256 and its size in byte
 Part = bytes | Name
 HEAD_BYTES = 1024  # the bytes around the stable parts are sent in the message itself, up to this size
 # Most bytes of strings in one generation of cached cuts. Two generations together are twice
-# ``offers.AHEAD_BYTES_MAX``, because the cache has a transaction's changes twice: by themselves, and in its body.
+# ``offers.UNDER_WAY_BYTES_MAX``, because the cache has a transaction's changes twice: by themselves, and in its body.
 CACHED_BYTES = 128 << 20
 
 COMMAND = b"c:\0"  # prefix of the command keys that ``certifier.claim`` adds

@@ -24,7 +24,7 @@ from bedrockish_journal.model.vector import covers
 
 FIRST_BALLOT = 2  # of a recovery; 0 and 1 belong to the transaction's leader
 PATIENCE_LASTS_MS = 30_000  # time in which increased patience falls to a third
-TRAVELLING_MAX_S = 60.0  # a round waits at most this long for voters that are fetching its body
+BODY_FETCH_MAX_S = 60.0  # a round waits at most this long for voters that are fetching its body
 PATIENCE_MAX = 32  # patience grows up to this, so that slow nodes can still finish transactions
 
 
@@ -103,16 +103,16 @@ class Recovery:
         for txid, round_ in list(self.rounds.items()):
             # Each wait is doubled, and random: else two recovering nodes could refuse each other's ballots for ever.
             patience = state.settings.suspicion_ms / 1000 * min(2 ** (round_.tries - 1), PATIENCE_MAX)
-            if now - round_.since > patience * (1 + state.draw()) and not self._is_travelling(round_):
+            if now - round_.since > patience * (1 + state.draw()) and not self._is_fetching_body(round_):
                 self._again(txid, round_)
 
-    def _is_travelling(self, round_: RecoveryRound) -> bool:
+    def _is_fetching_body(self, round_: RecoveryRound) -> bool:
         """Return whether a voter that has not answered is still fetching the pieces of a round's large body.
 
         A round with another ballot would make that voter fetch all pieces again.
         """
         state, now = self.state, self.state.clock.now.seconds
-        if len(round_.transaction.body) <= state.settings.inline_bytes or now - round_.since > TRAVELLING_MAX_S:
+        if len(round_.transaction.body) <= state.settings.inline_bytes or now - round_.since > BODY_FETCH_MAX_S:
             return False
         answered = round_.answers if round_.decision is None else round_.accepted
         waiting = (node for node in state.roster.voters if node not in answered)
@@ -189,11 +189,11 @@ class Recovery:
         for blocker, transaction in round_.blockers.items():
             outcome = self.state.outcome(blocker)
             # A blocker has to end first (J7), and its leader may be silent as well.
-            if outcome is None and blocker not in self.rounds and self._leaderless(blocker):
+            if outcome is None and blocker not in self.rounds and self._has_silent_leader(blocker):
                 self.start(transaction)
         self.start(round_.transaction, round_.tries + 1)
 
-    def _leaderless(self, txid: Txid) -> bool:
+    def _has_silent_leader(self, txid: Txid) -> bool:
         return txid.leader != self.state.me and (
             txid.leader not in self.state.roster.peers or self._is_silent(txid.leader)
         )
@@ -386,7 +386,7 @@ class Recovery:
             # can hold the transaction.
             if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
                 self._tell_blocked(round_, txid)
-            elif self._leaderless(txid):
+            elif self._has_silent_leader(txid):
                 if txid not in self.rounds:
                     self.start(transaction)
             # A leader that is alive decides its own transaction; if that leader is this node, no message is needed.
@@ -442,7 +442,7 @@ class Recovery:
             self.counts["adopted"] += 1  # J9: the commit gets a place in our timeline: no node writes into another's
             # Its label names, as the quorum, the voters that accepted the decision.
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
-            entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
+            entry = self.apply_queue.commit(transaction, holders, adopted_from=txid.leader)
             # Members that have the body in a vote get it again: recoveries are too rare to save these bytes.
             state.outbox.send_all(say.Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 

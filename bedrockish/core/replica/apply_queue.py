@@ -26,7 +26,7 @@ from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, T
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 FETCH_AGAIN_S = 1.0
-EARLY_MAX = 10_000  # most COMMITs kept ahead of a gap; further ones are dropped, and fetched later
+AHEAD_OF_GAP_MAX = 10_000  # most COMMITs kept ahead of a gap; further ones are dropped, and fetched later
 
 
 @dataclass(slots=True)
@@ -46,12 +46,12 @@ class ApplyQueue:
         self.state = state
         self.waiting: dict[str, deque[Entry]] = {}  # by timeline, the entries that are taken and not applied
         self._unapplied = 0  # the number of entries in ``waiting``
-        self.early: dict[str, dict[int, Commit]] = {}  # by timeline and tick, the COMMITs ahead of a gap
+        self.ahead_of_gap: dict[str, dict[int, Commit]] = {}  # by timeline and tick, the COMMITs ahead of a gap
         self.gaps: dict[str, Gap] = {}
 
     # -- learning commits ------------------------------------------------------------------------------------------
 
-    def lead(self, transaction: Transaction, quorum: Vector, adopted_from: str | None = None) -> Entry:
+    def commit(self, transaction: Transaction, quorum: Vector, adopted_from: str | None = None) -> Entry:
         """Commit a transaction at the next tick of our own timeline, and apply it at once."""
         state, me = self.state, self.state.me
         assert covers(state.timelines.applied, transaction.base), "a leader commits only what it can apply"
@@ -83,18 +83,18 @@ class ApplyQueue:
         if tick <= taken or leader in self.state.roster.membership.retired:
             return
         # A COMMIT that is not taken yet does not count as an outcome: this node tells no peer that it is committed.
-        early = self.early.setdefault(leader, {})
+        early = self.ahead_of_gap.setdefault(leader, {})
         if tick > taken + 1:
-            if len(early) < EARLY_MAX:
+            if len(early) < AHEAD_OF_GAP_MAX:
                 early[tick] = message
             self.want({leader: tick})
             return
-        if self._take_commit(message, label) and self.early.get(leader):
-            self._take_early(leader)
+        if self._take_commit(message, label) and self.ahead_of_gap.get(leader):
+            self._take_ahead_of_gap(leader)
 
-    def _take_early(self, leader: str) -> None:
+    def _take_ahead_of_gap(self, leader: str) -> None:
         """Take the COMMITs that waited behind a gap, as far as the gap is closed."""
-        early = self.early.get(leader, {})
+        early = self.ahead_of_gap.get(leader, {})
         # Remove the COMMIT first: one that cannot be read must not be tried again at each later COMMIT.
         while (following := early.pop(self.state.timelines.taken.get(leader, 0) + 1, None)) is not None:
             if not self._take_commit(following, decode_label(following.label)):
@@ -140,8 +140,8 @@ class ApplyQueue:
             if gap.peer == peer:
                 gap.asked = None
         # The fetched entries may have closed the gap behind which COMMITs wait.
-        for leader in self.early:
-            self._take_early(leader)
+        for leader in self.ahead_of_gap:
+            self._take_ahead_of_gap(leader)
         # An answer has a bounded size. The rest is asked for now, not at the next heartbeat, and before these entries
         # are applied: the sender reads the rest while this node applies.
         self.fetch_missing()
@@ -169,7 +169,7 @@ class ApplyQueue:
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
         # If the entry was fetched, its COMMIT may still be in ``early``, and would never be removed.
-        self.early.get(entry.leader, {}).pop(entry.tick, None)
+        self.ahead_of_gap.get(entry.leader, {}).pop(entry.tick, None)
 
     def place_of(self, txid: Txid) -> tuple[str, int] | None:
         """Return the place of a commit that is taken and waits until its base is applied, or None."""
@@ -284,7 +284,7 @@ class ApplyQueue:
         state.timelines.retire([place])
         state.commit_window.retire(leaders, txid)
         for leader in leaders:
-            self.early.pop(leader, None)
+            self.ahead_of_gap.pop(leader, None)
             self.gaps.pop(leader, None)
 
     def smallest_unapplied(self) -> int | None:

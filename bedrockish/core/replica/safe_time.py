@@ -22,10 +22,12 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, canonical, covers
 
 IDLE_CUT_S = 1.0  # seconds between two moves of the cut when nothing waits for it
-HURRY_S = 0.05  # seconds between two calls of ``advance`` while a few transactions or votes wait (HURRY_MAX)
+ADVANCE_EVERY_S = (
+    0.05  # seconds between two calls of ``advance`` while a few transactions or votes wait (WAITING_VOTES_MAX)
+)
 NEVER = Txid(1 << 64, "")  # a txid above every other
 RELEASED = (1 << 63) - 1  # the clock of a hold that was released
-HURRY_MAX = 64  # with more waiting votes and transactions than this, the node does not hurry
+WAITING_VOTES_MAX = 64  # with more waiting votes and transactions than this, the node does not hurry
 
 
 class SafeTime:
@@ -35,10 +37,10 @@ class SafeTime:
         self.state = state
         self.apply_queue = apply_queue
         self._cut_at = -IDLE_CUT_S  # seconds at which the cut last moved
-        self._moved_at = -HURRY_S  # seconds at which ``advance`` last computed the three times
-        self._told: tuple[int, int] = (0, 0)  # closed and cut in our last gossip to all
-        self._aged: deque[tuple[float, int]] = deque()  # pairs of seconds and the safe time then, oldest first
-        self._due: Txid | None = None  # the schema change up to whose activation this node closes time early
+        self._moved_at = -ADVANCE_EVERY_S  # seconds at which ``advance`` last computed the three times
+        self._gossiped: tuple[int, int] = (0, 0)  # closed and cut in our last gossip to all
+        self._safe_history: deque[tuple[float, int]] = deque()  # pairs of seconds and the safe time then, oldest first
+        self._due_change: Txid | None = None  # the schema change up to whose activation this node closes time early
 
     def on_gossip(self, peer: str, message: Gossip) -> None:
         """Record the ticks that a peer has applied, and its closed time and cut."""
@@ -53,7 +55,7 @@ class SafeTime:
         known.mode = Mode(min(message.mode, Mode.REPAIRING))
         had, have = message.applied.get(self.state.me, 0), self.state.timelines.taken.get(self.state.me, 0)
         if had > have:  # only we write our timeline, and each entry is in our file before any peer hears of it
-            self.state.lose(
+            self.state.note_lost_promise(
                 f"node {self.state.me} has lost commits of its own, and so has forgotten promises: {peer} has "
                 f"{had} that it led, its file has {have}; stop it, run 'bedrockish member replace URL {self.state.me} "
                 "NEW', and then 'bedrockish join URL --voter' for the node NEW on an empty file"
@@ -66,7 +68,7 @@ class SafeTime:
         # tick, and this node fetches it.
         self.apply_queue.want(message.applied)
         self._cover()
-        self._hurry()
+        self._advance_between_heartbeats()
 
     def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
         for name, hold in holds.items():
@@ -89,12 +91,12 @@ class SafeTime:
         elif clock > before:
             self.state.hold_journal(name, (times, clock))
 
-    def _hurry(self) -> None:
+    def _advance_between_heartbeats(self) -> None:
         """Advance the times between two heartbeats if a few transactions or votes wait and can become safe now."""
         state = self.state
         if (
-            not 0 < len(state.votes.done) + len(state.votes.by_txid) <= HURRY_MAX
-            or state.clock.now.seconds - self._moved_at < HURRY_S
+            not 0 < len(state.votes.done) + len(state.votes.by_txid) <= WAITING_VOTES_MAX
+            or state.clock.now.seconds - self._moved_at < ADVANCE_EVERY_S
         ):
             return
         lowest = min(min(state.votes.done, default=NEVER).clock, min(state.votes.by_txid, default=NEVER).clock)
@@ -102,7 +104,7 @@ class SafeTime:
         if state.clock.lag.closable(state.clock.now.seconds) < lowest:
             return
         self.advance()
-        if (state.clock.closed, state.clock.cut) != self._told:
+        if (state.clock.closed, state.clock.cut) != self._gossiped:
             self.gossip()
 
     def _cover(self) -> None:
@@ -134,7 +136,7 @@ class SafeTime:
         # A BEGIN may be under way to us for as long as the lag. If time closed before, the BEGIN would be TOO LATE.
         clock.lag.read(clock.now.seconds, clock.read())
         closable = clock.lag.closable(clock.now.seconds)
-        if self._in_a_hurry():
+        if self._is_change_due():
             assert state.schema.scheduled is not None
             # The whole cluster waits for the change to come into force, so close time up to its activation at once,
             # without the lag that is granted to late BEGINs.
@@ -148,7 +150,7 @@ class SafeTime:
             lowest,
             # T5: a voter that has forgotten its promises counts as if it had closed nothing; a learner does not count.
             counts=roster.claims_time and roster.is_voter(state.me),
-            moves_cut=self._worth_a_sync(),
+            moves_cut=self._should_move_cut(),
         )
         was_settled = clock.settled
         clock.close(*found)
@@ -199,23 +201,23 @@ class SafeTime:
         scheduled = self.state.schema.scheduled
         if scheduled is not None and scheduled.txid == txid:
             self.state.clock.adjust(scheduled.activates)
-            self._due = txid
+            self._due_change = txid
 
-    def hurry(self) -> bool:
+    def advance_for_change(self) -> bool:
         """Advance the times and gossip after each step while a schema change is due; return whether one is due."""
         state = self.state
-        if not self._in_a_hurry():
+        if not self._is_change_due():
             return False
         self.advance()
-        if (state.clock.closed, state.clock.cut) != self._told:
+        if (state.clock.closed, state.clock.cut) != self._gossiped:
             self.gossip()
         return True
 
-    def _in_a_hurry(self) -> bool:
+    def _is_change_due(self) -> bool:
         scheduled = self.state.schema.scheduled
-        return self._due is not None and scheduled is not None and scheduled.txid == self._due
+        return self._due_change is not None and scheduled is not None and scheduled.txid == self._due_change
 
-    def _worth_a_sync(self) -> bool:
+    def _should_move_cut(self) -> bool:
         """Return whether the cut should move now: each move costs a sync, which an idle node need not make so often."""
         state = self.state
         if state.votes.done or state.votes.by_txid or state.votes.outcomes or state.schema.scheduled is not None:
@@ -225,7 +227,7 @@ class SafeTime:
     def gossip(self) -> None:
         """Tell all peers the ticks and clocks that we have reached."""
         state = self.state
-        self._told = (state.clock.closed, state.clock.cut)
+        self._gossiped = (state.clock.closed, state.clock.cut)
         # Two reports, with and without the retired timelines, serve all peers: the vector is built twice at most.
         whole = self._report(state.timelines.applied)
         timelines, has_retired = state.timelines, bool(state.roster.membership.retired)
@@ -274,7 +276,7 @@ class SafeTime:
 
         Needed for a clock that only counts, because such a clock does not tell the age of a commit.
         """
-        state, aged = self.state, self._aged
+        state, aged = self.state, self._safe_history
         window_s = state.settings.conflict_window_ms / 1000
         # Sixteen samples per window suffice: the safe time has to be about a window old, and no younger.
         if not aged or state.clock.now.seconds - aged[-1][0] >= window_s / 16:

@@ -33,7 +33,7 @@ DROPPED_MAX = 32  # most pieces dropped at a heartbeat: SQLite needs time to fre
 
 
 @dataclass(slots=True)
-class Offered:
+class PeerOffer:
     """A transaction that a peer has offered before its BEGIN."""
 
     names: frozenset[bytes]  # the names of all its pieces
@@ -53,14 +53,14 @@ class Incomplete:
 
 
 @dataclass(slots=True)
-class Pull:
+class PieceRequests:
     """The requests for pieces to one peer."""
 
     queue: deque[Name] = field(default_factory=deque)  # the pieces to ask for next, with their sizes
     # The pieces on their way, with the seconds at which they were asked for and their sizes.
     asked: dict[bytes, tuple[float, int]] = field(default_factory=dict)
     window: float = WINDOW_MIN  # how many pieces may be on their way
-    least: float = 0.0  # seconds that the quickest piece has taken since the link was last idle
+    quickest_s: float = 0.0  # seconds that the quickest piece has taken since the link was last idle
 
     def arrived(self, digest: bytes, seconds: float) -> int | None:
         """Remove an arrived piece, adapt the window to its delay, and return its size; None if it was not asked for."""
@@ -68,10 +68,10 @@ class Pull:
             return None
         since, size = self.asked.pop(digest)
         took = seconds - since
-        self.least = min(self.least, took) if self.least else took
+        self.quickest_s = min(self.quickest_s, took) if self.quickest_s else took
         # The quickest piece found an idle link. A piece that takes much longer has waited behind other pieces, and so
         # do small messages: ask for fewer pieces at a time.
-        more = 1.0 if took <= self.least + DELAY_S else -1.0
+        more = 1.0 if took <= self.quickest_s + DELAY_S else -1.0
         self.window = min(WINDOW_MAX, max(WINDOW_MIN, self.window + more))
         return size
 
@@ -84,15 +84,15 @@ class Staging:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.offers: dict[tuple[str, int], Offered] = {}
+        self.offers: dict[tuple[str, int], PeerOffer] = {}
         self.incomplete: list[Incomplete] = []
         self.fetched: dict[bytes, bytes] = {}  # pieces of incomplete messages
-        self.pulls: dict[str, Pull] = {}
+        self.requests: dict[str, PieceRequests] = {}
         if state.pieces.saved:
             # The restart has lost the offers of these pieces. Their leaders repeat the offers soon, or begin the
             # transactions; otherwise the pieces are dropped.
             found = frozenset(state.pieces.saved)
-            self.offers["", 0] = Offered(found, 0, set(), state.clock.now.seconds - KEPT_S + FOUND_S)
+            self.offers["", 0] = PeerOffer(found, 0, set(), state.clock.now.seconds - KEPT_S + FOUND_S)
 
     # -- offers ----------------------------------------------------------------------------------------------------
 
@@ -122,9 +122,9 @@ class Staging:
             self._tell_stored(peer, message.number, stored=False)
             return
         missing = {digest for digest in names if digest not in state.pieces.saved}
-        self.offers[key] = Offered(frozenset(names), size, missing, state.clock.now.seconds)
+        self.offers[key] = PeerOffer(frozenset(names), size, missing, state.clock.now.seconds)
         if missing:
-            self._pull(peer, [name for name in names.items() if name[0] in missing])
+            self._request(peer, [name for name in names.items() if name[0] in missing])
         else:
             self._tell_stored(peer, message.number, stored=True)
 
@@ -148,7 +148,7 @@ class Staging:
         one = Incomplete(peer, message.parts, missing, state.clock.now.seconds)
         if missing:
             self.incomplete.append(one)
-            self._pull(peer, [name for name in names.items() if name[0] in missing])
+            self._request(peer, [name for name in names.items() if name[0] in missing])
         else:
             self._assemble(one)
 
@@ -191,7 +191,7 @@ class Staging:
     def on_piece(self, peer: str, message: Piece) -> None:
         """Receive a piece that was asked for, or the answer that the peer does not have it any more."""
         state, digest, data = self.state, message.digest, message.data
-        pull = self.pulls.get(peer)
+        pull = self.requests.get(peer)
         size = None if pull is None else pull.arrived(digest, state.clock.now.seconds)
         if size is None:
             return  # the piece arrived twice, or was never asked for
@@ -242,8 +242,8 @@ class Staging:
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    def _pull(self, peer: str, names: Iterable[Name]) -> None:
-        pull = self.pulls.setdefault(peer, Pull())
+    def _request(self, peer: str, names: Iterable[Name]) -> None:
+        pull = self.requests.setdefault(peer, PieceRequests())
         known = {*pull.asked, *(digest for digest, _ in pull.queue)}
         # Two messages may need the same piece: it is asked for once and serves both.
         pull.queue.extend(name for name in names if name[0] not in known)
@@ -251,9 +251,9 @@ class Staging:
 
     def _ask(self, peer: str) -> None:
         """Ask a peer for further pieces, up to its window."""
-        pull, now, wanted = self.pulls[peer], self.state.clock.now.seconds, []
+        pull, now, wanted = self.requests[peer], self.state.clock.now.seconds, []
         if not pull.asked:
-            pull.least = 0.0  # measure again: the link may have changed while it was idle
+            pull.quickest_s = 0.0  # measure again: the link may have changed while it was idle
         while pull.queue and len(pull.asked) < int(pull.window):
             digest, size = pull.queue.popleft()
             # The piece may have arrived for another message since, or its own message was dropped.
@@ -270,7 +270,7 @@ class Staging:
 
     def resume(self, peer: str) -> None:
         """Ask a peer again for all pieces that it has not sent: the question, or the answer, may be lost."""
-        pull = self.pulls.get(peer)
+        pull = self.requests.get(peer)
         if pull is not None and pull.asked:
             pull.queue.extendleft([(digest, size) for digest, (_, size) in pull.asked.items()])
             pull.asked.clear()
@@ -282,11 +282,11 @@ class Staging:
         """Ask again for overdue pieces, and drop the pieces that no offer, message or vote needs any more."""
         state, now = self.state, self.state.clock.now.seconds
         state.pieces.expire(now)
-        for peer, pull in list(self.pulls.items()):
+        for peer, pull in list(self.requests.items()):
             if any(now - since > ASK_AGAIN_S for since, _ in pull.asked.values()):
                 self.resume(peer)
             elif not pull.asked and not pull.queue:
-                del self.pulls[peer]
+                del self.requests[peer]
         self.offers = {key: offer for key, offer in self.offers.items() if now - offer.touched < KEPT_S}
         self.incomplete = [one for one in self.incomplete if now - one.since < KEPT_S]
         if self.fetched:

@@ -118,7 +118,7 @@ class Voter:
         # clock: other voters may still hold that transaction.
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
-            state.contests.meet(found.key, state.clock.now.seconds)
+            state.contests.note_key(found.key, state.clock.now.seconds)
             self._reject(txid, Reason.FOR, found)
             return
         if not self._check_rows(transaction, until):  # V11: its before-images are the rows here
@@ -166,7 +166,7 @@ class Voter:
         # V15: commits that its snapshot may lack must still be in the conflict window, which V9 searches.
         if clock > moved(transaction.safe, state.settings.conflict_window_ms):
             return Reason.TOO_OLD
-        if state.clock.counted and not covers(transaction.base, state.commit_window.floor):
+        if state.clock.has_only_counted and not covers(transaction.base, state.commit_window.floor):
             return Reason.TOO_OLD  # a clock that only counts does not tell an age, so test the floor
         return None
 

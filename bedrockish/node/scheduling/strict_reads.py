@@ -12,8 +12,8 @@ two commits and not the earlier.
 Strict reads that programs have executed on the node's file join these questions with the states that they have read.
 
 While a transaction is pending here, the answer to the question would always be that there may be newer commits. So the
-reads then go to the core, which asks about their keys alone (``core.coordinator.reads``). All reads also go to the core
-for a moment after an answer that there may be newer commits.
+reads then go to the core, which asks about their keys alone (``core.coordinator.read_checks``). All reads also go to
+the core for a moment after an answer that there may be newer commits.
 """
 
 import time

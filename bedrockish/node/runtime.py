@@ -511,8 +511,8 @@ class Runtime:
                 self._executions.execute(request_id, clock, following, group)
             case do.Reply(request_id, answer):
                 self.reply(request_id, answer)
-            case do.NewerAnswered(number, may_be):
-                self._strict.told(number, may_be=may_be)
+            case do.NewerAnswered(number, may_exist):
+                self._strict.answered(number, may_exist=may_exist)
             case do.Keep(name, value):
                 engine.set_meta(name, value)
             case do.KeepHold(name, times, clock):

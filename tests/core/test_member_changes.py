@@ -193,7 +193,7 @@ def test_question_about_every_key_has_no_answer_if_voters_leave_while_it_is_aske
     for peer in "ACDE":
         one.step(PeerUp(peer))
     effects = asked_before_two_voters_left(one, NewerAsked(1, {}))
-    assert [effect for effect in effects if isinstance(effect, NewerAnswered)] == [NewerAnswered(1, may_be=True)]
+    assert [effect for effect in effects if isinstance(effect, NewerAnswered)] == [NewerAnswered(1, may_exist=True)]
 
 
 def test_amnesiac_voter_sends_no_message_that_counts() -> None:

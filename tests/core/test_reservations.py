@@ -13,7 +13,7 @@ import pytest
 from bedrockish.api.requests import STRICT, Request, Statement
 from bedrockish.core.coordinator import reservations
 from bedrockish.core.coordinator.request import InFlight, Stage, did_not_happen
-from bedrockish.core.coordinator.reservations import Reservation, short, without_names
+from bedrockish.core.coordinator.reservations import Reservation, shortened, without_names
 from bedrockish.core.protocol.events import Event, Executed, Failed, MovedToWorker, Overtaken
 from bedrockish.core.protocol.messages import Approve, Gossip, Message, decode, encode
 from bedrockish.core.state.access_index import Conflict
@@ -393,21 +393,21 @@ def test_small_schema_once_only_and_young_requests_make_no_reservation() -> None
 
 def test_reservation_message_is_short_and_covers_the_access_set() -> None:
     few = AccessSet(frozenset({b"t:a\0k"}), ((b"t:b\0x", b"t:b\0z"),), frozenset({b"t:c\0k"}))
-    assert short(few) == (few, cbor2.dumps(few.pack()))
+    assert shortened(few) == (few, cbor2.dumps(few.pack()))
     many = AccessSet(
         frozenset(b"t:a\0%d" % number for number in range(5_000)),
         ((b"i:b\0x", b"i:b\0z"), (b"t:d\0", b"t:f\0")),
         frozenset(b"t:c\0%d" % number for number in range(5_000)),
         ((b"t:e\0x", b"t:e\0z"),),
     )
-    found, said = short(many)
+    found, said = shortened(many)
     assert AccessSet.unpack(cbor2.loads(said)) == found
     assert found.read_ranges == ((b"i:b\0", b"i:b\0\xff"), (b"t:a\0", b"t:a\0\xff"), (b"t:d\0", b"t:f\0"))
     assert found.write_ranges == ((b"t:c\0", b"t:c\0\xff"), (b"t:e\0", b"t:e\0\xff"))
     assert conflict(found, AccessSet(write_points=frozenset({b"t:a\0new"}))) is not None
     assert conflict(found, AccessSet(read_points=frozenset({b"t:a\0new"}))) is None
     objects = AccessSet(read_points=frozenset(b"t:table %d\0k" % number for number in range(500)))
-    found, said = short(objects)
+    found, said = shortened(objects)
     assert (found.write_ranges, len(said) < 100) == ((EVERYTHING,), True)
     assert without_names(claim(few, ("one", "two"), ROWS, 77)) == few
 

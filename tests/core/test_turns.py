@@ -62,8 +62,8 @@ def test_leaders_that_want_one_key_take_turns() -> None:
 def test_turns_reduce_rejections_and_raise_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the load of the test above without turns."""
     done, rejected = [], []
-    for commits in (0, turns.COMMITS):
-        monkeypatch.setattr(turns, "COMMITS", commits)
+    for commits in (0, turns.TURN_COMMITS):
+        monkeypatch.setattr(turns, "TURN_COMMITS", commits)
         net = Net("ABC")
         contend(net, 600)
         done.append(sum(len(one.commands) for one in journal(net)))

@@ -162,12 +162,12 @@ class ReadChecks:
         """
         state = self.state
         if self._others_outside(base):
-            state.outbox.emit(NewerAnswered(number, may_be=True))
+            state.outbox.emit(NewerAnswered(number, may_exist=True))
             return
         clear = {state.me} if self._counts_as_answer(base) else set()
         missing = state.roster.majority - len(clear)
         if missing <= 0 or len(state.roster.voters_up()) < missing:
-            state.outbox.emit(NewerAnswered(number, may_be=missing > 0))
+            state.outbox.emit(NewerAnswered(number, may_exist=missing > 0))
             return
         self._send([], number, base, EVERY_KEY_ENCODED, None, clear)
 
@@ -345,7 +345,7 @@ class ReadChecks:
                 return []
         self._end(message.read)
         if question.number:
-            self.state.outbox.emit(NewerAnswered(question.number, may_be=bool(message.others)))
+            self.state.outbox.emit(NewerAnswered(question.number, may_exist=bool(message.others)))
             return []
         if awaited is not None:
             verdict = self._verdict(question.reads[0], awaited, question.check.vector)
@@ -359,7 +359,7 @@ class ReadChecks:
         """End a question without a verdict; return the requests of its reads, which are executed again."""
         question = self._end(count)
         if question.number:
-            self.state.outbox.emit(NewerAnswered(question.number, may_be=True))
+            self.state.outbox.emit(NewerAnswered(question.number, may_exist=True))
         return [read.number for read in question.reads]
 
     def overdue(self) -> list[int]:

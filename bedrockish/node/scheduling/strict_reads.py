@@ -139,15 +139,15 @@ class StrictReads:
             return None
         return Answer(prepared.result, Token(state.timelines.in_short(read.base), state.read_clock()))
 
-    def told(self, number: int, *, may_be: bool) -> None:
+    def answered(self, number: int, *, may_exist: bool) -> None:
         """Answer the reads of a question, or have the core answer them if there may be commits that they miss."""
         if number != self._number:
             return  # the reads of this question were cancelled
         asked, self._asked = self._asked, []
-        if may_be:
+        if may_exist:
             self._not_before = time.monotonic() + PAUSE_S
         for read, answer in asked:
-            if may_be:
+            if may_exist:
                 self._node.enqueue_read(read)
             else:
                 waiters = self._node.waiters

@@ -62,6 +62,8 @@ paramstyle = "qmark"
 """SQLite also accepts ``:name`` with a map."""
 sqlite_version: str = apsw.sqlite_lib_version()
 sqlite_version_info: tuple[int, ...] = tuple(int(part) for part in sqlite_version.split("."))
+version, version_info = "2.6.0", (2, 6, 0)
+"""The version of pysqlite in ``sqlite3`` up to Python 3.13: some programs compare it, such as Trac."""
 
 __all__ = [
     "BINARY",
@@ -108,4 +110,6 @@ __all__ = [
     "sqlite_version",
     "sqlite_version_info",
     "threadsafety",
+    "version",
+    "version_info",
 ]

@@ -22,6 +22,7 @@ def test_module_globals_name_level_thread_safety_and_paramstyle() -> None:
     assert db.apilevel == "2.0"
     assert db.threadsafety == 2
     assert db.paramstyle == "qmark"
+    assert (db.version, db.version_info) == ("2.6.0", (2, 6, 0))  # as in sqlite3 up to Python 3.13
 
 
 def test_connect_returns_a_connection(url: str) -> None:

@@ -30,6 +30,9 @@ def db() -> apsw.Connection:
         ("SELECT name FROM sqlite_temp_master UNION ALL SELECT name FROM sqlite_master", ["mine", "t", "i"]),
         ("SELECT name FROM pragma_table_list WHERE name NOT LIKE 'sqlite%' ORDER BY 1", ["mine", "t"]),
         ("SELECT name FROM main.pragma_table_list WHERE name NOT LIKE 'sqlite%' ORDER BY 1", ["mine", "t"]),
+        ("SELECT p.name FROM pragma_table_list() p WHERE p.name NOT LIKE 'sqlite%' ORDER BY 1", ["mine", "t"]),
+        ('SELECT name FROM main . "PRAGMA_table_list" ( /**/ ) WHERE ncol = 1 ORDER BY 1', ["mine", "t"]),
+        ("SELECT name FROM pragma_table_list('t')", ["t"]),
         ("SELECT count(*) FROM sqlite_master", [2]),
         ("SELECT name FROM sqlite_master WHERE name = 'bedrockish_x'", ["bedrockish_x"]),
         ("SELECT 'sqlite_master'", ["sqlite_master"]),
@@ -73,6 +76,9 @@ def test_pragma_table_list_keeps_its_columns(db: apsw.Connection) -> None:
         assert sorted(ours) == sorted(row for row in plain if not row[1].startswith("bedrockish_"))
 
 
-@pytest.mark.parametrize("sql", ["SELECT rowid, * FROM sqlite_master", "SELECT 1; SELECT * FROM sqlite_master", "'"])
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT rowid, * FROM sqlite_master", "SELECT 1; SELECT * FROM sqlite_master", "'", "SELECT pragma_table_list ("],
+)
 def test_statement_that_names_no_catalogue_table_is_not_rewritten(sql: str) -> None:
     assert with_users_tables(sql) == sql

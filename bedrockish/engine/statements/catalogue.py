@@ -56,15 +56,20 @@ def _filtered(sql: str, found: list[SqlToken], rowid: str) -> str:
     schemas: dict[str, str] = {}
     for place, token in enumerate(found):
         name = (token.name or "").lower() if token.kind in ("word", "quoted") else ""
-        following = found[place + 1].text if place + 1 < len(found) else ""
-        if name not in _FILTERED or (name.startswith("pragma_") and following == "("):
+        if name not in _FILTERED:
             continue
+        follow = [one.text for one in found[place + 1 : place + 3]]
+        is_called = name.startswith("pragma_") and follow[:1] == ["("]
+        if is_called and follow != ["(", ")"]:
+            continue  # the argument names the table
         schema = "temp" if name in _TEMPORARY else "main"
         if place >= 2 and found[place - 1].text == ".":
             qualifier = (found[place - 2].name or "").lower()
             if qualifier in ("main", "temp"):
                 schema = qualifier
                 cuts.append((found[place - 2].start, token.start, ""))
+        if is_called:
+            cuts.append((found[place + 1].start, found[place + 2].end, ""))  # a common table is not called
         if schemas.setdefault(name, schema) != schema:
             return sql  # the text names the same table in two schemas, and one common table cannot replace both
     if not schemas:

@@ -291,7 +291,12 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "safe without cut": fault(
         "safe time needs a second round",
-        (times, "times", "word[1] for word in others], cut", "word[0] for word in others], closed"),
+        (
+            times,
+            "times",
+            "others_cut for _, others_cut in others], cut",
+            "others_closed for others_closed, _ in others], closed",
+        ),
         **_TIGHT_TIME,
     ),
     "reports believed at once": fault(

@@ -3,8 +3,7 @@ transactions, schema changes, damaged rows. See ``faulty``.
 """
 
 from bedrockish.core import node
-from bedrockish.core.coordinator import commit_clock, coordinator, reservations, schema_barrier
-from bedrockish.core.coordinator import reads as reading
+from bedrockish.core.coordinator import commit_clock, coordinator, read_checks, reservations, schema_barrier
 from bedrockish.core.coordinator import revalidation as once
 from bedrockish.core.recovery import recovery
 from bedrockish.core.replica import apply_queue, safe_time, voter
@@ -83,7 +82,7 @@ USES: dict[str, Fault] = {
     ),
     "the cut waits for an idle moment": fault(
         "safe time goes on while clients write",
-        (safe_time.SafeTime, "_worth_a_sync", "return True  # a transaction", "return False  # something"),
+        (safe_time.SafeTime, "_should_move_cut", "return True  # a transaction", "return False  # something"),
         **_STEADY,
     ),
     "sessions ignore their tokens": fault(
@@ -91,12 +90,12 @@ USES: dict[str, Fault] = {
     ),
     "strict reads skip the majority": fault(
         "a strict read asks a majority",
-        (reading.Reading, "begin", "if len(read.clear) >= state.roster.majority:", "if True:"),
+        (read_checks.ReadChecks, "begin", "if len(read.counted) >= state.roster.majority:", "if True:"),
     ),
     "pending transactions delay no read of the journal": fault(
         "a strict read of the journal waits for the pending transactions of a majority",
         (
-            reading.Reading,
+            read_checks.ReadChecks,
             "on_check",
             "self._others_outside(base) if",
             "[one for one in self._others_outside(base) if one not in state.votes.pending] if",
@@ -105,7 +104,7 @@ USES: dict[str, Fault] = {
     ),
     "the journal is read as it is here": fault(
         "a strict read of the journal asks a majority",
-        (reading.Reading, "begin", "if prepared.reads_system and", "if False and"),
+        (read_checks.ReadChecks, "begin", "if prepared.reads_system and", "if False and"),
         **_JOURNAL,
     ),
     "two voters at once": fault(
@@ -215,7 +214,7 @@ USES: dict[str, Fault] = {
     ),
     "transaction clocks skip the majority": fault(
         "a transaction clock is later than a majority's clocks",
-        (commit_clock.ClockQuorum, "ask", "if len(found.heard) >= state.roster.majority:", "if True:"),
+        (commit_clock.ClockQuorum, "ask", "if len(found.answered) >= state.roster.majority:", "if True:"),
         **_STAMPS,
     ),
     "voters do not compare rows": fault(

@@ -199,7 +199,7 @@ class Connection:
         return None if rows is None else rows[0]
 
     def read_again(
-        self, sql: str, params: tuple[Any, ...], read: str
+        self, sql: str, params: tuple[Any, ...] | dict[str, Any], read: str
     ) -> "tuple[tuple[str, ...], list[Any], OpenResult | None] | None":
         """Run the statement of the last ``read_here`` again, faster than it; return None if it needs ``read_here``."""
         client = self._client

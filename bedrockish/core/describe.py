@@ -91,7 +91,7 @@ class Printer:
             case say.Check(read, vector):
                 return f"CHECK read {read} at {self.vector(vector)}"
             case say.Checked(read, others):
-                return f"CHECKED read {read}" + (f", met {self._names(others)}" if others else ", nothing in its way")
+                return f"CHECKED read {read}, " + (f"conflicts with {self._names(others)}" if others else "no conflict")
             case say.AskClock(_, clock):
                 return f"ASK CLOCK, ours is {clock_text(clock)}"
             case say.ToldClock(_, clock):
@@ -142,11 +142,11 @@ class Printer:
 
     def _commit(self, message: say.Commit) -> str:
         try:
-            # The text comes from the label, because a COMMIT may have no body. Logs need a text for a bad label, too.
+            # The text comes from the label, because a COMMIT may have no body.
             label = decode_label(message.label)
             return self._committed(label_entry(GENESIS, label, _nameless(label.txid)))
         except EntryMalformedError as error:
-            return f"COMMIT of nothing ({error})"
+            return f"COMMIT with a malformed label ({error})"
 
     def _committed(self, entry: Entry) -> str:
         adopted = "" if entry.adopted_from is None else f" ADOPTED FROM {entry.adopted_from}"
@@ -156,7 +156,7 @@ class Printer:
         try:
             return self.name(decode_transaction(body).txid)
         except EntryMalformedError:
-            return f"{len(body)} bytes that are no transaction"
+            return f"{len(body)} bytes that are not a transaction"
 
     def _carried(self, body: bytes) -> str:
         try:

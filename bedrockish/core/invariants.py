@@ -15,12 +15,12 @@ from bedrockish.core.state.state import State
 
 
 def the_cut_is_closed(state: State) -> None:
-    """The cut claims that no transaction at or below it is approved here any more; only closed time guarantees that."""
+    """The cut promises that no transaction up to it is approved here any more; only closed time guarantees that."""
     assert state.clock.cut <= state.clock.closed, f"cut {state.clock.cut} is above closed {state.clock.closed}"
 
 
 def nothing_pending_is_below_the_cut(state: State) -> None:
-    """Other nodes count every transaction up to a majority's cut as over, so our vote must not help to commit one."""
+    """Other nodes count every transaction up to a majority's cut as ended: our vote must not help to commit one."""
     lowest = state.votes.pending.smallest_clock()
     assert lowest is None or lowest > state.clock.cut or not state.health.applies, (
         f"{lowest} is pending below {state.clock.cut}"
@@ -28,7 +28,7 @@ def nothing_pending_is_below_the_cut(state: State) -> None:
 
 
 def pending_transactions_are_held_and_open(state: State) -> None:
-    """A pending transaction that no vote holds, or that has ended, would block others for nothing, or for ever."""
+    """A pending transaction without a vote that holds it, or with an outcome, would block others for no reason."""
     for txid in state.votes.pending.transactions:
         vote = state.votes.by_txid.get(txid)
         assert vote is not None, f"{txid} is pending without a vote"
@@ -37,7 +37,7 @@ def pending_transactions_are_held_and_open(state: State) -> None:
 
 
 def held_transactions_are_pending(state: State) -> None:
-    """Conflict tests search ``pending``: if it lacked a held transaction, a conflicting one could be held, too."""
+    """Conflict tests search ``pending``: a transaction that conflicts with a held one must be found there."""
     for txid, vote in state.votes.by_txid.items():
         assert not vote.held or txid in state.votes.pending or state.votes.outcomes.get(txid), (
             f"{txid} is held and not pending"
@@ -52,7 +52,7 @@ def a_clock_stays_below_its_ceiling(state: State) -> None:
 
 
 def peers_are_the_other_members(state: State) -> None:
-    """Gossip goes to every member; messages of other nodes are ignored, so that no majority counts them."""
+    """Gossip goes to every member, and no majority may count the messages of another node."""
     links = set(state.roster.links().nodes) - {state.me}
     assert state.roster.peers.keys() == links, f"peers are {sorted(state.roster.peers)}, links {sorted(links)}"
 
@@ -61,18 +61,18 @@ def a_scheduled_change_is_not_in_force(state: State) -> None:
     """When safe time is past a change's activation, all earlier transactions are applied, and it is in force."""
     change = state.schema.scheduled
     if change is not None and state.health.applies:
-        assert change.activates > state.clock.safe, f"{change.txid} is to be in force since {change.activates}"
+        assert change.activates > state.clock.safe, f"{change.txid} is scheduled, and safe time is past its activation"
 
 
-def the_step_has_told_all_ends(state: State) -> None:
-    """A request that waits for an outcome gets it in the step that learns it: nothing else would wake the request."""
+def the_step_has_passed_on_all_ends(state: State) -> None:
+    """A request that waits for an outcome gets it in the step that learns it: no later step would pass it on."""
     left = [*state.votes.ended, *state.votes.released, *state.outbox.effects]
-    assert not left, f"after the step there is left {left}"
-    assert not state.progress, "an entry was applied, and no request was told"
+    assert not left, f"the step has not passed on {left}"
+    assert not state.progress, "the step has applied an entry, and has not passed that on"
 
 
 def waiting_entries_are_taken_and_not_applied(state: State, queue: ApplyQueue) -> None:
-    """A node takes and applies each timeline tick by tick: the entries taken and not yet applied wait in that order."""
+    """A node takes and applies each timeline tick by tick: between the two, its entries wait in that order."""
     for leader, taken in state.timelines.taken.items():
         applied = state.timelines.applied.get(leader, 0)
         ticks = [entry.tick for entry in queue.waiting.get(leader, ())]
@@ -80,7 +80,7 @@ def waiting_entries_are_taken_and_not_applied(state: State, queue: ApplyQueue) -
 
 
 def counted_attempts_have_no_promise(state: State, coordinator: Coordinator) -> None:
-    """Ballot 0 may commit only until its leader rolls the transaction back or promises it to a recovery."""
+    """Approvals may be counted only until the leader rolls the transaction back or promises it to a recovery."""
     for txid, attempt in coordinator.attempts.open.items():
         if attempt.counting:
             vote = state.votes.by_txid.get(txid)
@@ -90,7 +90,7 @@ def counted_attempts_have_no_promise(state: State, coordinator: Coordinator) -> 
 
 
 def waiting_requests_stand_in_one_queue(coordinator: Coordinator) -> None:
-    """A waiting request is in exactly one queue, of a transaction or of a request: in none, it would never wake."""
+    """A waiting request is in exactly one queue, of a transaction or of a request: in none, it would wait for ever."""
     replies = coordinator.replies
     behind = (inflight.behind for inflight in replies.in_flight.values())
     queues = [*coordinator.contention.wait_queue.waits.values(), *behind]
@@ -100,11 +100,11 @@ def waiting_requests_stand_in_one_queue(coordinator: Coordinator) -> None:
             assert places[number] == 1, f"request {number} waits in {places[number]} queues"
 
 
-def requests_in_flight_have_an_attempt(coordinator: Coordinator) -> None:
-    """A request waits for approvals of a transaction that is still open; otherwise it would never be answered."""
+def voting_requests_have_an_attempt(coordinator: Coordinator) -> None:
+    """A request that waits for approvals has an open transaction; otherwise it would never be answered."""
     carried = {number for attempt in coordinator.attempts.open.values() for number in attempt.numbers}
     for number, inflight in coordinator.replies.in_flight.items():
-        assert inflight.stage is not Stage.IN_FLIGHT or number in carried, f"request {number} is in no attempt"
+        assert inflight.stage is not Stage.VOTING or number in carried, f"request {number} is in no attempt"
 
 
 OF_STATE: tuple[Callable[[State], None], ...] = (
@@ -115,7 +115,7 @@ OF_STATE: tuple[Callable[[State], None], ...] = (
     a_clock_stays_below_its_ceiling,
     peers_are_the_other_members,
     a_scheduled_change_is_not_in_force,
-    the_step_has_told_all_ends,
+    the_step_has_passed_on_all_ends,
 )
 
 
@@ -130,4 +130,4 @@ def check(state: State, queue: ApplyQueue, coordinator: Coordinator) -> None:
     waiting_entries_are_taken_and_not_applied(state, queue)
     counted_attempts_have_no_promise(state, coordinator)
     waiting_requests_stand_in_one_queue(coordinator)
-    requests_in_flight_have_an_attempt(coordinator)
+    voting_requests_have_an_attempt(coordinator)

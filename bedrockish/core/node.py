@@ -1,14 +1,14 @@
 """The node: a pure state machine that takes events and returns effects. This module only wires the parts together.
 
-Rule 1: the core does not wait, read a clock, draw a random number or open a file. Rule 2: the driver sends a message of
-a node only when the writes that the node made before it, or those that it names (``effects.Early``), are durable.
+Rule 1: the core does not wait, read a clock, draw a random number or open a file. Rule 2: the driver sends a message
+only when all earlier writes of the node are durable, or the facts that the message itself names (``effects.Early``).
 """
 
 from collections.abc import Callable
 from typing import assert_never
 
 from bedrockish.core.coordinator.coordinator import Coordinator
-from bedrockish.core.coordinator.reads import Reading
+from bedrockish.core.coordinator.read_checks import ReadChecks
 from bedrockish.core.coordinator.request import Stage
 from bedrockish.core.invariants import check as check_invariants
 from bedrockish.core.protocol import events as on
@@ -58,22 +58,22 @@ class Node:
         draw: Callable[[], float],  # returns a random number in [0, 1); the only source of randomness
         now: on.Now,  # the driver's clocks at the start
         *,
-        # False makes the clock only count, without the wall clock (the safety valve ``bedrockish clock off``).
+        # False: the clock only counts, and ignores the wall clock (``bedrockish clock URL off``).
         follows_wall: bool = True,
         lookups: FileLookups = EMPTY_FILE,  # the driver's functions that look things up in the file
     ) -> None:
         self.state = State(recovered, settings, draw, now, follows_wall=follows_wall, lookups=lookups)
         self.apply_queue = ApplyQueue(self.state)
         self.voter = Voter(self.state, self.apply_queue)
-        self.reading = Reading(self.state)
+        self.read_checks = ReadChecks(self.state)
         self.staging = Staging(self.state)
-        self.coordinator = Coordinator(self.state, self.apply_queue, self.voter, self.reading, self.staging)
+        self.coordinator = Coordinator(self.state, self.apply_queue, self.voter, self.read_checks, self.staging)
         self.recovery = Recovery(self.state, self.apply_queue, self.voter, self.coordinator)
         self.safe_time = SafeTime(self.state, self.apply_queue)
         self._beats = 0  # the number of the next heartbeat; a timer with another number is out of date
 
     def start(self, now: on.Now) -> list[Effect]:
-        """Give up the transactions that were in flight before the restart, start the heartbeat; return the effects."""
+        """Give up the transactions that were open before the restart, start the heartbeat, and return the effects."""
         self.state.set_now(now)
         # Approvals that were counted before the restart are lost, so this node cannot commit these transactions.
         self.coordinator.rollbacks.restart()
@@ -93,7 +93,7 @@ class Node:
             case on.MovedToWorker(request_id):
                 self.coordinator.moved_to_worker(request_id)
             case on.NewerAsked(number, base):
-                self.reading.ask_newer(number, base)
+                self.read_checks.ask_newer(number, base)
             case on.ClockSet(follows_wall):
                 self.state.clock.follow_wall(follows=follows_wall)
                 self.safe_time.gossip()
@@ -112,7 +112,7 @@ class Node:
                 self.voter.on_compared(txid)
             case on.Assembled(peer, parts, data, known):
                 if known is not None:
-                    self.state.pieces.learn(known)
+                    self.state.pieces.keep_decoded(known)
                 whole = self.staging.on_assembled(peer, parts, data, known)
                 if whole is not None:
                     self._receive(peer, whole)
@@ -125,9 +125,9 @@ class Node:
                     # The peer approves nothing for now, so attempts that need its approval are given up.
                     self.coordinator.check()
             case on.Accused(peer, reason, for_good):
-                self.state.roster.accuse(peer, reason)
+                self.state.roster.note_refusal(peer, reason)
                 if for_good:
-                    self.state.lose(reason)
+                    self.state.note_lost_promise(reason)
             case on.Woken():
                 pass
             case _:
@@ -137,7 +137,7 @@ class Node:
         return self._finish_step()
 
     def tick(self, now: on.Now) -> int:
-        """Return a new value of the clock for the driver; the next step makes a ceiling above the value durable."""
+        """Return a new clock for the driver; the next step makes a ceiling above it durable."""
         self.state.set_now(now)
         return self.state.clock.tick()
 
@@ -154,18 +154,18 @@ class Node:
         check_invariants(self.state, self.apply_queue, self.coordinator)
 
     def _finish_step(self) -> list[Effect]:
-        # The queue is usually empty: this test saves a call in each of the several steps of a commit.
+        # The queue is usually empty: the test saves a call in most of the steps of a commit.
         if self.coordinator.ready.queue:
             self.coordinator.advance()
-        if self.coordinator.together.leading:
-            self.coordinator.together.dissolve_waiting()
+        if self.coordinator.command_groups.leading:
+            self.coordinator.command_groups.dissolve_waiting()
         self._pass_on_progress()
         # Gossip a new or ended reservation now, not at the next heartbeat: the other leaders hold back because of it.
         if self.coordinator.contention.reservations.is_changed:
             self.coordinator.contention.reservations.is_changed = False
             self.safe_time.gossip()
         # Transactions wait for the scheduled schema change, so close time at each step, not only at a heartbeat.
-        if self.state.schema.scheduled is not None and self.safe_time.hurry():
+        if self.state.schema.scheduled is not None and self.safe_time.advance_for_change():
             self._pass_on_progress()
         if self.is_slow and not self._is_idle():
             self._beat_in(self.state.settings.heartbeat_ms)
@@ -177,7 +177,7 @@ class Node:
         return effects
 
     def _pass_on_progress(self) -> None:
-        """Pass the outcomes and applied entries of this step to the parts that wait for them, until there are no more.
+        """Pass the outcomes and applied entries of this step to the parts that wait for them, until none are left.
 
         This method runs at every step, so it skips parts without work.
         """
@@ -193,7 +193,7 @@ class Node:
             approved, voter.approved = voter.approved, []
             contention = self.coordinator.contention
             for transaction in approved if contention.wait_queue.heads or contention.turns.until else ():
-                # No request has to wait for a transaction that has already ended in this step.
+                # Skip a transaction that has already ended in this step.
                 if transaction.txid in state.votes.pending:
                     contention.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
@@ -204,10 +204,10 @@ class Node:
                 self.coordinator.resume_waiting()
             if self.coordinator.catch_up.waiting:
                 self.coordinator.resume_strict_reads()
-            # Pass on outcomes before waiting requests are unblocked: a request that shares the transaction must get
-            # the outcome, and must not just be unblocked.
+            # First the outcomes, then the waiting requests: a request that shares an ended transaction must get the
+            # outcome, and must not just be executed again.
             for txid in state.votes.take_ended():
-                # None for a commit that is too old for the window: V15 refuses each base that lacks it.
+                # None for a commit that is too old for the conflict window: V15 refuses each base that lacks it.
                 known = state.commit_window.known.get(txid)
                 if state.votes.outcomes[txid] and known is not None:
                     self.coordinator.attempts.abort_conflicting(known)
@@ -240,10 +240,9 @@ class Node:
             case (
                 say.Begin() | say.Fetch() | say.AskClock() | say.ToldClock() | say.Want() | say.Piece() | say.InPieces()
             ):
-                pass  # the message has no clock, or its handler tests the clock before it moves up to it
+                pass  # the message has no clock, or its handler tests the clock before our clock moves up
             case say.Recover() | say.Promise() | say.Accept() | say.Accepted() | say.Refused() | say.Outcome():
-                # The ends of transactions depend on this clock, so the node follows it even if it is hours or days
-                # ahead.
+                # Recovery has to go on, so our clock follows the clock of these messages even if it is days ahead.
                 if state.clock.is_absurd(message.clock):
                     state.outbox.emit(
                         Malformed(peer, f"{type(message).__name__.upper()}: a clock more than a year ahead")
@@ -251,12 +250,12 @@ class Node:
                     return
                 known.clock = max(known.clock, message.clock)
                 state.clock.adjust(message.clock)
-            case _:  # a commit's own clock is followed when its entry is taken
+            case _:  # including COMMIT; our clock moves up to the transaction's own clock when the entry is taken
                 known.clock = max(known.clock, message.clock)
                 state.hear_clock(peer, message.clock)
         try:
             self._dispatch(peer, message)
-        except EntryMalformedError as error:  # a handler decodes all that it uses before it changes the state
+        except EntryMalformedError as error:  # handlers decode everything before they change the state
             state.outbox.emit(Malformed(peer, f"{type(message).__name__.upper()}: {error}"))
 
     def _dispatch(self, peer: str, message: say.Message) -> None:
@@ -291,7 +290,7 @@ class Node:
                 self.coordinator.rollbacks.give_up_forgotten((message.txid, *message.more[:ASKED_MAX]))
                 self.voter.on_ask(peer, message)
             case say.Gossip():
-                # The clocks first: they count even if the reservation is malformed.
+                # First the reported times: they count even if the reservation is malformed.
                 self.safe_time.on_gossip(peer, message)
                 self.coordinator.contention.reservations.heard(peer, message.reserved)
             case say.Fetch():
@@ -299,7 +298,7 @@ class Node:
             case say.Entries():
                 self.apply_queue.on_entries(peer, message)
             case say.Check():
-                self.reading.on_check(peer, message)
+                self.read_checks.on_check(peer, message)
             case say.AskClock():
                 self.coordinator.clock_quorum.on_ask(peer, message)
             case say.ToldClock():
@@ -319,16 +318,16 @@ class Node:
             case say.Stored():
                 request = self.coordinator.offers.on_stored(peer, message)
                 if request is not None:
-                    self.coordinator.stage_ended(Stage.AHEAD, request)
+                    self.coordinator.stage_ended(Stage.OFFERED, request)
             case say.Checked():
-                for number, valid in self.reading.on_checked(peer, message):
+                for number, valid in self.read_checks.on_checked(peer, message):
                     self.coordinator.stage_ended(Stage.CHECKING, number, valid)
             case _:
                 assert_never(message)
 
     def _on_outcome(self, peer: str, message: say.Outcome) -> None:
         if message.commit:
-            # This node counts a transaction as committed only when it has the entry: only then can it apply the commit.
+            # The transaction counts as committed here only when the entry has arrived, so that it can be applied.
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
         # Up to safe time the journal has every outcome: a message about such a transaction is late or wrong.
@@ -339,8 +338,8 @@ class Node:
         if peer not in self.state.roster.peers:
             return
         self.state.roster.peers[peer].up = True
-        self.state.roster.acquit(peer)
-        # The old link lost its undelivered messages, so all open messages to this peer are sent again.
+        self.state.roster.drop_refusal(peer)
+        # The old link lost its undelivered messages, so all messages without an answer are sent to this peer again.
         self.safe_time.gossip_to(peer)
         self.staging.resume(peer)
         self.coordinator.resend(peer)
@@ -351,7 +350,7 @@ class Node:
         self.safe_time.advance()
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
-        # If safe time has passed the clock of a BEGIN that waits for its base, the BEGIN's leader gets the outcome now.
+        # The leader of a deferred BEGIN gets the outcome if safe time has passed the BEGIN's clock.
         self.voter.judge_deferred()
         self.staging.check()
         self.recovery.check()
@@ -371,16 +370,16 @@ class Node:
         self.state.timers.set(milliseconds, Timer.HEARTBEAT, self._beats)
 
     def _is_idle(self) -> bool:
-        """Return whether nothing here depends on a heartbeat of this node or a peer, and no peer lacks entries."""
+        """Return whether no work here depends on a heartbeat of this node or a peer, and no peer lacks entries."""
         state, votes, queue = self.state, self.state.votes, self.apply_queue
         # Every transaction that this node knows has ended, and is below safe time.
-        is_over = not (votes.by_txid or votes.outcomes or votes.done or votes.comparing or state.schema.scheduled)
-        is_asking = self.coordinator.replies.in_flight or self.reading.questions or self.recovery.rounds
+        all_ended = not (votes.by_txid or votes.outcomes or votes.done or votes.comparing or state.schema.scheduled)
+        is_asking = self.coordinator.replies.in_flight or self.read_checks.questions or self.recovery.rounds
         is_fetching = queue.gaps or any(queue.waiting.values()) or self.staging.incomplete or state.pieces.assembling
         # While safe time is a conflict window behind, as at the start of a cluster, no leader begins a transaction.
         is_safe = state.clock.read() < moved(state.clock.safe, state.settings.conflict_window_ms // 2)
         return (
-            is_over
+            all_ended
             and is_safe
             and not (is_asking or is_fetching or state.reserved or state.roster.joining)
             and state.health.mode is Mode.SERVING
@@ -401,9 +400,9 @@ class Node:
             case Timer.REQUEST_DEADLINE, int(number):
                 self.coordinator.past_deadline(number)
             case Timer.BEGIN_REST, Txid() as txid:
-                self.coordinator.attempts.begin_rest(txid, is_late=True)
+                self.coordinator.attempts.send_to_unasked(txid, is_late=True)
             case Timer.ASK_REST, int(number):
-                self.reading.ask_rest(number)
+                self.read_checks.send_to_unasked(number)
             case Timer.ASK_ENDS, int(number):
                 self.coordinator.catch_up.ask_ends(number)
             case Timer.RESERVATION, _:

@@ -18,7 +18,7 @@ from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token
 from bedrockish.common.forks import FORKING, Lock, notice_fork, stand_still, wait_at_forks, watch_forks
 from bedrockish.common.keeper import Keeper
 from bedrockish.common.pauses import monotonic
-from bedrockish.engine.sqlite.bind import Binder
+from bedrockish.engine.sqlite.bind import Binder, in_order
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import (
@@ -197,7 +197,7 @@ class LocalReads:
             finally:
                 self._results.prepare_again()
 
-    def read_again(self, sql: str, params: tuple[Any, ...], level: str, token: Token) -> _Read | None:
+    def read_again(self, sql: str, params: tuple[Any, ...] | dict[str, Any], level: str, token: Token) -> _Read | None:
         """Run a known statement on the snapshot of the last read, if page, level and token are unchanged since.
 
         Return the names of the columns, the first rows, and the source of the others; None if the caller must use
@@ -227,15 +227,16 @@ class LocalReads:
                 self._known = None
                 return None
             piece = reader.known(sql)
-            if piece is None or len(params) != len(piece.names):
+            values = None if piece is None else in_order(piece.names, params)
+            if piece is None or values is None:
                 return None
             self._snapshots.is_read = self._is_running = True
             try:
                 if len(SESSIONS) < 2 or piece.sql in reader.long_texts:
-                    rows, is_more = reader.fetch(piece.sql, params)
+                    rows, is_more = reader.fetch(piece.sql, values)
                 else:
                     with TURN:
-                        rows, is_more = reader.fetch(piece.sql, params)
+                        rows, is_more = reader.fetch(piece.sql, values)
                 return piece.columns, rows, self._rest(reader, piece.sql, rows) if is_more else None
             except apsw.InterruptError:
                 raise self._interrupted() from None

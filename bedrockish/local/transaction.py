@@ -177,7 +177,7 @@ class LocalTransaction:
         self._log_statement(ExecutedStatement(statement, result))
         return result
 
-    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
+    def run_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any]) -> Result | None:
         """Run a text that has run here before; this is quicker than ``run``. Return None if ``run`` must run it.
 
         Args:
@@ -193,7 +193,7 @@ class LocalTransaction:
         with TURN:
             return self._wholly(partial(self._run_known, sql, values))
 
-    def _run_known(self, sql: str, values: tuple[Any, ...]) -> Result | None:
+    def _run_known(self, sql: str, values: tuple[Any, ...] | dict[str, Any]) -> Result | None:
         try:
             with self.lock:
                 if FORKING:

@@ -136,7 +136,7 @@ class Executions:
         """Remove and return the next short write, with the following writes that can share its transaction."""
         first = asked.take()
         others: list[tuple[int, Request]] = []
-        while asked.count and len(others) < self._node.core.coordinator.together.size - 1:
+        while asked.count and len(others) < self._node.core.coordinator.command_groups.size - 1:
             if (asked.peek().request.isolation, asked.peek().once) != (first.request.isolation, first.once):
                 break
             other = asked.take()

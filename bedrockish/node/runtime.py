@@ -129,7 +129,7 @@ class Runtime:
         latency, statements = self.reports.latency, self.reports.statements
         self.waiters = Waiters(engine.memory, latency, statements, self.faults, self._comparison.unpack)
         self._checkpoints = Checkpoints(engine, self.faults)
-        self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
+        self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.command_groups.size)
         self._failed = False  # whether the loop has failed: in the middle of a step, or by damage
         self.is_leaving, self.http_calls = False, 0  # whether new requests are refused; how many HTTP requests run
         self._executions = Executions(self, self._groups)
@@ -511,8 +511,8 @@ class Runtime:
                 self._executions.execute(request_id, clock, following, group)
             case do.Reply(request_id, answer):
                 self.reply(request_id, answer)
-            case do.NewerTold(number, may_be):
-                self._strict.told(number, may_be=may_be)
+            case do.NewerAnswered(number, may_exist):
+                self._strict.answered(number, may_exist=may_exist)
             case do.Keep(name, value):
                 engine.set_meta(name, value)
             case do.KeepHold(name, times, clock):

@@ -89,7 +89,7 @@ def test_executing_request_may_use_the_whole_timeout_of_its_client() -> None:
     assert request_id.deadline == 40.0
     assert timers.noted == [(27_500.0, "request_deadline", 4)]
     assert not request_id.extend(state)
-    for stage, other in ((Stage.IN_FLIGHT, request), (Stage.EXECUTING, replace(request, longest_s=0.0))):
+    for stage, other in ((Stage.VOTING, request), (Stage.EXECUTING, replace(request, longest_s=0.0))):
         assert not InFlight(5, other, 12.5, stage=stage).extend(state)
     assert decode_call(encode_call(Execute(1, request))) == Execute(1, request)
 

@@ -5,7 +5,7 @@ from typing import TypeGuard
 import pytest
 
 from bedrockish.api.requests import STRICT, Request, Statement
-from bedrockish.core.coordinator.reads import EVERY_KEY_PACKED
+from bedrockish.core.coordinator.read_checks import EVERY_KEY_ENCODED
 from bedrockish.core.coordinator.request import NAMED_BEFORE, NAMED_MAX
 from bedrockish.core.protocol.effects import Execute, Reply, Send
 from bedrockish.core.protocol.events import Dropped, Executed, Now, Received, Submitted, Woken
@@ -204,7 +204,7 @@ def asked(one: One, base: Vector | None = None) -> int:
     read = Prepared(base or {}, 0, True, ROWS, AccessSet(), b"", b"", reads_system=True)
     effects = one.step(Executed(1, read))
     (check, *_) = (effect.message for effect in effects if isinstance(effect, Send) and is_check(effect.message))
-    assert check.access_set == EVERY_KEY_PACKED
+    assert check.access_set == EVERY_KEY_ENCODED
     return check.read
 
 

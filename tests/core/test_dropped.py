@@ -11,7 +11,7 @@ def test_voter_rejects_bases_that_lack_a_dropped_commit() -> None:
     net.run(1.0)
     for name in "BC":
         # clocks have the wall time, so the node knows how old they are
-        net.places[name].core.state.clock.counted = False
+        net.places[name].core.state.clock.has_only_counted = False
         net.places[name].core.state.commit_window.floor["C"] = 1
     net.ask("A", add("one", "x"))
     net.run(1.0)

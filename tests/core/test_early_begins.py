@@ -225,9 +225,9 @@ def test_node_not_accepted_by_a_majority_rolls_no_transaction_back() -> None:
     net.flights.clear()
     net.said.clear()
     roster = net.places["A"].core.state.roster
-    roster.let_in = {"A"}
+    roster.admitted_by = {"A"}
     net.places["A"].core.coordinator.rollbacks.give_up_forgotten((txid,))
     assert not net.places["A"].core.coordinator.rollbacks.rolling
-    roster.let_in = {"A", "B"}
+    roster.admitted_by = {"A", "B"}
     net.places["A"].core.coordinator.rollbacks.give_up_forgotten((txid,))
     assert txid in net.places["A"].core.coordinator.rollbacks

@@ -351,9 +351,9 @@ def test_request_that_waits_for_a_repair_names_the_voter_with_other_rows() -> No
     node.coordinator.replies.in_flight[1] = inflight
     node.coordinator.attempts.open[made.txid] = Attempt(made, [1], 0.0, {"B": 0})
     node.step(Received("A", Reject(made.txid, Reason.DIFFERS, None, b"", CLOCK)), Now(0.1, WALL))
-    inflight.last = Reject(made.txid, Reason.FOR, earlier, command_key("pay"), CLOCK)
+    inflight.last_reject = Reject(made.txid, Reason.FOR, earlier, command_key("pay"), CLOCK)
     error = did_not_happen(inflight, node.state)
     assert isinstance(error, UnavailableError)
     assert "A has other rows than B" in str(error)
-    inflight.last = Reject(made.txid, Reason.FOR, earlier, b"t:account\0x", CLOCK)
+    inflight.last_reject = Reject(made.txid, Reason.FOR, earlier, b"t:account\0x", CLOCK)
     assert isinstance(did_not_happen(inflight, node.state), ConflictError)

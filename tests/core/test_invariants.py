@@ -24,7 +24,7 @@ def busy() -> Node:
     net.ask("A", add("Q", "x"))
     core = net.places["A"].core
     assert len(core.state.votes.pending.transactions) == 1
-    assert [one.stage for one in core.coordinator.replies.in_flight.values()] == [Stage.IN_FLIGHT, Stage.WAITING]
+    assert [one.stage for one in core.coordinator.replies.in_flight.values()] == [Stage.VOTING, Stage.WAITING]
     core.check()
     return core
 
@@ -114,7 +114,7 @@ def test_request_moves_only_between_stages_of_the_table() -> None:
     assert {stage for stages in MOVES.values() for stage in stages} == set(Stage) - {Stage.TOKEN}
     request_id = InFlight(1, add("P", "x"), 1.0)
     with pytest.raises(AssertionError, match="does not go on to"):
-        request_id.move(Stage.IN_FLIGHT)
+        request_id.move(Stage.VOTING)
     assert Txid(1, "A") not in request_id.open
 
 

@@ -122,7 +122,7 @@ def test_large_transaction_begins_when_a_quorum_has_its_pieces() -> None:
     assert {type(m) for _, to, m in net.said if to == "B"} == {Offer, Piece}
     assert not of_kind(net, InPieces)
     [request_id] = net.places["A"].core.coordinator.replies.in_flight.values()
-    assert request_id.stage is Stage.AHEAD
+    assert request_id.stage is Stage.OFFERED
     net.kept = set()
     net.deliver()
     assert net.told("A") == {"one": "A1"}
@@ -437,7 +437,7 @@ def test_offered_pieces_of_a_peer_are_bounded_on_disk(monkeypatch: pytest.Monkey
     assert len(core.staging.offers) == 2
     assert [message.stored for message in of_kind(net, Stored)] == [False] * 3
     net.play("B", "receive", "A", Piece(b"x" * 32, b"never asked for"))
-    digest = next(iter(core.staging.pulls["A"].asked))
+    digest = next(iter(core.staging.requests["A"].asked))
     net.play("B", "receive", "A", Piece(digest, b"z" * 100))
     assert not core.state.pieces.saved, "only what was asked for, and only if it is what its name says"
 

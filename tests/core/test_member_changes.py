@@ -16,7 +16,7 @@ from bedrockish.core.protocol.effects import (
     Execute,
     Keep,
     Malformed,
-    NewerTold,
+    NewerAnswered,
     Persist,
     Reply,
     Send,
@@ -193,7 +193,7 @@ def test_question_about_every_key_has_no_answer_if_voters_leave_while_it_is_aske
     for peer in "ACDE":
         one.step(PeerUp(peer))
     effects = asked_before_two_voters_left(one, NewerAsked(1, {}))
-    assert [effect for effect in effects if isinstance(effect, NewerTold)] == [NewerTold(1, may_be=True)]
+    assert [effect for effect in effects if isinstance(effect, NewerAnswered)] == [NewerAnswered(1, may_exist=True)]
 
 
 def test_amnesiac_voter_sends_no_message_that_counts() -> None:
@@ -298,9 +298,9 @@ def test_an_accusation_ends_when_the_accuser_is_removed() -> None:
 def test_removed_voter_is_not_admitted_any_more() -> None:
     """A file that has seen nothing of this node may come under the removed voter's name."""
     one = One(membership(0, "ABCD"))
-    assert one.node.state.roster.let_in == set("ABCD")
+    assert one.node.state.roster.admitted_by == set("ABCD")
     one.hear("A", commit(transaction("A", 1, change=membership(1, "ABC"))))
-    assert one.node.state.roster.let_in == set("ABC")
+    assert one.node.state.roster.admitted_by == set("ABC")
 
 
 def test_times_of_a_gossip_count_though_its_reservation_cannot_be_read() -> None:

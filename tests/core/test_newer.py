@@ -28,7 +28,7 @@ def test_question_about_every_key_goes_to_one_voter_of_three() -> None:
     assert len(asked(net)) == 1
     net.run(5.0)
     assert len(asked(net)) == 1
-    assert not net.places["A"].core.reading.questions
+    assert not net.places["A"].core.read_checks.questions
 
 
 def test_sole_voter_confirms_a_question_about_every_key_alone() -> None:
@@ -118,4 +118,4 @@ def test_question_ends_soon_when_no_voter_answers() -> None:
     assert told(net) == {}
     net.run(0.3)
     assert told(net) == {1: True}
-    assert not net.places["A"].core.reading.questions
+    assert not net.places["A"].core.read_checks.questions

@@ -96,7 +96,7 @@ def test_every_voter_gets_begin_at_once_where_leaders_have_met() -> None:
 def test_number_of_contended_keys_is_bounded() -> None:
     contests = Contests()
     for number in range(2 * KEYS_MAX):
-        contests.meet(b"%d" % number, 1.0)
+        contests.note_key(b"%d" % number, 1.0)
     assert not contests.is_contended(AccessSet(write_points=frozenset({b"0"})), 1.0)
     assert contests.is_contended(AccessSet(write_points=frozenset({b"%d" % (2 * KEYS_MAX - 1)})), 1.0)
     assert contests.is_contended(AccessSet(read_ranges=((b"x", b"y"),)), 1.0), "with ranges, any key counts"

@@ -73,7 +73,9 @@ def test_refusal_is_marked_while_its_node_may_lag() -> None:
 
     def may_lag(key: str = "x") -> bool:
         access_set = AccessSet(frozenset({b"t:rows\0" + key.encode()}))
-        return core.reading.may_lag(Prepared(dict(core.state.timelines.applied), 0, True, ROWS, access_set, b"", b""))
+        return core.read_checks.may_lag(
+            Prepared(dict(core.state.timelines.applied), 0, True, ROWS, access_set, b"", b"")
+        )
 
     assert not may_lag()
     net.kept = {type(None)}

@@ -13,7 +13,7 @@ import pytest
 from bedrockish.api.requests import STRICT, Request, Statement
 from bedrockish.core.coordinator import reservations
 from bedrockish.core.coordinator.request import InFlight, Stage, did_not_happen
-from bedrockish.core.coordinator.reservations import Reservation, short, without_names
+from bedrockish.core.coordinator.reservations import Reservation, shortened, without_names
 from bedrockish.core.protocol.events import Event, Executed, Failed, MovedToWorker, Overtaken
 from bedrockish.core.protocol.messages import Approve, Gossip, Message, decode, encode
 from bedrockish.core.state.access_index import Conflict
@@ -118,7 +118,7 @@ class Busy(Net):
         return lambda: command in self.told(name)
 
     def held(self, name: str) -> Reservation | None:
-        return self.places[name].core.coordinator.contention.reservations.held
+        return self.places[name].core.coordinator.contention.reservations.honoured
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.08])
@@ -274,7 +274,7 @@ def test_constant_reservations_get_a_quarter_of_the_time() -> None:
         return False
 
     net.go_on(seconds, greedy)
-    assert held_s < reservations.SHARE * seconds + settings.reserve_ms / 1000 + 0.1
+    assert held_s < reservations.TIME_SHARE * seconds + settings.reserve_ms / 1000 + 0.1
     assert held_s > 0.1 * seconds
     assert len(net.waits) > 0.5 * 6 * seconds / 0.02
     assert max(wait for _, wait in net.waits) < settings.reserve_ms / 1000 + 0.3
@@ -353,7 +353,7 @@ def test_oldest_reservation_goes_first_and_each_has_its_turn() -> None:
     for name in "AB":
         net.play(name, "heartbeat")
     net.run(0.0)
-    names = {place.core.coordinator.contention.reservations.held for place in net.places.values()}
+    names = {place.core.coordinator.contention.reservations.honoured for place in net.places.values()}
     assert len(names) == 1
     (held,) = names
     assert held is not None
@@ -381,9 +381,9 @@ def test_small_schema_once_only_and_young_requests_make_no_reservation() -> None
     assert not lose(net, "A", 901, TABLE, SCHEMA).reserves
     contention, seconds = net.places["A"].core.coordinator.contention, now(net, "A")
     once = InFlight(902, total("once"), 100.0, attempts=9, once=True)
-    young = InFlight(903, total("young"), 100.0, attempts=9, came=seconds)
+    young = InFlight(903, total("young"), 100.0, attempts=9, arrived_at=seconds)
     first = InFlight(904, total("first"), 100.0, attempts=1)
-    long = InFlight(905, total("long"), 100.0, attempts=9, took_s=3.0)
+    long = InFlight(905, total("long"), 100.0, attempts=9, execution_s=3.0)
     for inflight in (once, young, first, long):
         contention.reservations.reserve_if_needed(inflight, TABLE)
         assert not inflight.reserves
@@ -393,21 +393,21 @@ def test_small_schema_once_only_and_young_requests_make_no_reservation() -> None
 
 def test_reservation_message_is_short_and_covers_the_access_set() -> None:
     few = AccessSet(frozenset({b"t:a\0k"}), ((b"t:b\0x", b"t:b\0z"),), frozenset({b"t:c\0k"}))
-    assert short(few) == (few, cbor2.dumps(few.pack()))
+    assert shortened(few) == (few, cbor2.dumps(few.pack()))
     many = AccessSet(
         frozenset(b"t:a\0%d" % number for number in range(5_000)),
         ((b"i:b\0x", b"i:b\0z"), (b"t:d\0", b"t:f\0")),
         frozenset(b"t:c\0%d" % number for number in range(5_000)),
         ((b"t:e\0x", b"t:e\0z"),),
     )
-    found, said = short(many)
+    found, said = shortened(many)
     assert AccessSet.unpack(cbor2.loads(said)) == found
     assert found.read_ranges == ((b"i:b\0", b"i:b\0\xff"), (b"t:a\0", b"t:a\0\xff"), (b"t:d\0", b"t:f\0"))
     assert found.write_ranges == ((b"t:c\0", b"t:c\0\xff"), (b"t:e\0", b"t:e\0\xff"))
     assert conflict(found, AccessSet(write_points=frozenset({b"t:a\0new"}))) is not None
     assert conflict(found, AccessSet(read_points=frozenset({b"t:a\0new"}))) is None
     objects = AccessSet(read_points=frozenset(b"t:table %d\0k" % number for number in range(500)))
-    found, said = short(objects)
+    found, said = shortened(objects)
     assert (found.write_ranges, len(said) < 100) == ((EVERYTHING,), True)
     assert without_names(claim(few, ("one", "two"), ROWS, 77)) == few
 
@@ -440,8 +440,8 @@ def test_overtaken_execution_in_a_worker_is_repeated_and_counted_for_the_client(
     inflight = core.coordinator.replies.in_flight[number]
     assert net.executed == ["all", "all"]
     assert inflight.attempts == 1
-    assert inflight.lost is not None
-    assert inflight.lost.other.leader == "B"
+    assert inflight.last_conflict is not None
+    assert inflight.last_conflict.other.leader == "B"
     inflight.access_set = event.prepared.access_set
     error = did_not_happen(inflight, core.state)
     assert isinstance(error, ConflictError)
@@ -465,7 +465,7 @@ def test_error_names_the_commit_that_the_request_lost_to() -> None:
         net.run(0.5)
     written = replace(event.prepared.access_set, write_ranges=(INDEX,))
     net._finish("A", Overtaken(number, replace(event.prepared, access_set=written, spans=(INDEX,))))
-    lost = core.coordinator.replies.in_flight[number].lost
+    lost = core.coordinator.replies.in_flight[number].last_conflict
     assert lost is not None
     assert (lost.other.leader, lost.object) == ("C", "t:rows")
 
@@ -474,7 +474,7 @@ def test_error_of_a_large_statement_names_a_way_out() -> None:
     """The advice depends on whether the statement writes to the contested table."""
     state = Net("A").places["A"].core.state
     inflight = InFlight(1, total("all"), 1.0, attempts=7)
-    inflight.lost = Conflict(Txid(5, "B"), b"t:rows\0k01")
+    inflight.last_conflict = Conflict(Txid(5, "B"), b"t:rows\0k01")
     inflight.access_set = AccessSet(read_ranges=(object_range("t:rows"),), write_points=frozenset({b"t:report\0t"}))
     assert "isolation='snapshot'" in did_not_happen(inflight, state).message
     inflight.access_set = AccessSet(read_ranges=(object_range("t:rows"),), write_points=frozenset({b"t:rows\0k02"}))
@@ -492,13 +492,13 @@ def test_reservation_waits_until_a_quarter_of_the_time_covers_its_duration() -> 
     for number, longest_s in enumerate((0.2, 4.2)):
         asks.reserved = (asks.clock.value + number, 1_000, cbor2.dumps(TABLE.pack()))
         waited_s = 0.0
-        while contention.reservations.held is None and waited_s < 9.0:
+        while contention.reservations.honoured is None and waited_s < 9.0:
             net.run(0.1)
             waited_s += 0.1
         assert longest_s - 0.5 < waited_s < longest_s
         net.run(1.1)
         # the time of the reservation is over, though its node still announces it
-        assert contention.reservations.held is None
+        assert contention.reservations.honoured is None
 
 
 def test_malformed_reservations_cost_no_more_than_the_share() -> None:
@@ -509,8 +509,8 @@ def test_malformed_reservations_cost_no_more_than_the_share() -> None:
     honoured = here.core.coordinator.contention.reservations
     other.core.state.reserved, asks.core.state.reserved = (0, 0, said), (1, 200, said)
     net.run(0.15)
-    assert honoured.held is not None
-    assert honoured.held.txid.leader == "A"
+    assert honoured.honoured is not None
+    assert honoured.honoured.txid.leader == "A"
     asks.core.state.reserved = None
     net.run(4.0)
     held_s, step_s, steps = 0.0, 0.01, 3_000
@@ -520,8 +520,8 @@ def test_malformed_reservations_cost_no_more_than_the_share() -> None:
             place.core.coordinator.contention.reservations.is_changed = number % 3 == 0
             net.play(place.name, "wake")
         net.run(step_s)
-        held_s += step_s * (honoured.held is not None)
-    assert 0 < held_s < settings.reserve_ms / 1000 + reservations.SHARE * steps * step_s + 0.1
+        held_s += step_s * (honoured.honoured is not None)
+    assert 0 < held_s < settings.reserve_ms / 1000 + reservations.TIME_SHARE * steps * step_s + 0.1
 
 
 def test_reservation_and_its_end_are_announced_at_once() -> None:
@@ -562,7 +562,7 @@ def test_reserving_request_pauses_for_transactions_begun_earlier() -> None:
     (inflight,) = coordinator.replies.in_flight.values()
     assert (net.executed, inflight.stage) == (["all"], Stage.WAITING)
     assert inflight.access_set is not None
-    inflight.attempts, inflight.came, coordinator.state.commit_s = 9, -9.0, 0.01
+    inflight.attempts, inflight.arrived_at, coordinator.state.commit_s = 9, -9.0, 0.01
     now(net, "A")
     coordinator.contention.reservations.reserve_if_needed(inflight, inflight.access_set)
     assert (inflight.goes_first, inflight.stage) == (True, Stage.PAUSED)

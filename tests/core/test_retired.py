@@ -114,7 +114,7 @@ def test_retired_timeline_takes_no_further_entries() -> None:
     entry = Entry("D", 2, {"D": 2}, late, None, one.node.state.timelines.heads["D"])
     one.hear("C", replace(commit(late), label=entry.label, hash=entry.hash))
     assert one.node.state.timelines.taken["D"] == 1
-    assert "D" not in one.node.apply_queue.early
+    assert "D" not in one.node.apply_queue.ahead_of_gap
 
 
 def test_commits_of_a_retired_timeline_are_in_every_base() -> None:
@@ -200,7 +200,7 @@ def test_window_forgets_the_commits_of_a_retired_timeline(number: int) -> None:
     assert list(window.conflicts(access_set, {})) == []
     window.forget(number)
     assert "D" not in window.floor
-    window.reaches_back_to({"A": 1, "D": 7}, [])
+    window.set_floor({"A": 1, "D": 7}, [])
     assert window.floor == {"A": 1}
 
 

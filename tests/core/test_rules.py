@@ -282,10 +282,10 @@ def test_pieces_of_an_own_offer_are_saved_when_a_quorum_has_stored_them(voter: V
     for peer in voter.state.roster.peers.values():
         peer.up = True
     assert offers.offer(1, prepared)
-    names = set(offers.ahead[1].cut.pieces)
+    names = set(offers.under_way[1].cut.pieces)
     assert names
     assert not names & voter.state.pieces.saved.keys()
-    assert offers.on_stored("A", Stored(offers.ahead[1].number, True, CLOCK)) == 1
+    assert offers.on_stored("A", Stored(offers.under_way[1].number, True, CLOCK)) == 1
     assert names <= voter.state.pieces.saved.keys()
 
 
@@ -358,7 +358,7 @@ def test_second_schema_change_waits_whatever_its_clock(voter: Voter) -> None:
 def test_membership_change_does_not_wait_for_a_reservation(voter: Voter) -> None:
     reservations = voter.node.coordinator.contention.reservations
     made = make("A", 1)
-    reservations.held = Reservation(made.txid, 100, made.access_set)
+    reservations.honoured = Reservation(made.txid, 100, made.access_set)
     inflight = InFlight(1, Request("c", ()), 10.0)
     assert reservations.blocks(inflight, made.access_set, ROWS) == made.txid
     assert reservations.blocks(inflight, made.access_set, MEMBERS) is None
@@ -366,7 +366,7 @@ def test_membership_change_does_not_wait_for_a_reservation(voter: Voter) -> None
 
 def test_answer_of_a_learner_does_not_count_for_a_strict_read() -> None:
     members = {**ABC.members, "L": Member("L", "L:1", False)}
-    reading = Voter(Membership(1, members)).node.reading
+    reading = Voter(Membership(1, members)).node.read_checks
     prepared = Prepared({}, 0, True, ROWS, AccessSet(read_points=frozenset({b"t:x\0k"})), b"", b"")
     assert reading.begin(InFlight(1, Request("c", ()), 10.0, attempts=1), prepared) is None
     assert reading.on_checked("L", Checked(1, (), CLOCK)) == []
@@ -378,8 +378,8 @@ def test_strict_read_of_an_older_schema_is_not_answered(voter: Voter, schema: in
     """The read is executed again, because its columns and rows are not those of the present schema."""
     replies = voter.node.coordinator.replies
     inflight = replies.in_flight[1] = InFlight(1, Request("c", ()), 10.0, stage=Stage.CHECKING)
-    inflight.read = Prepared({}, schema, True, ROWS, AccessSet(), b"", b"\x80")
-    voter.node.coordinator.stage_ended(Stage.CHECKING, 1, end=True)
+    inflight.unchecked_read = Prepared({}, schema, True, ROWS, AccessSet(), b"", b"\x80")
+    voter.node.coordinator.stage_ended(Stage.CHECKING, 1, result=True)
     voter.node.coordinator.advance()
     assert (1 not in replies.in_flight) == answered
 

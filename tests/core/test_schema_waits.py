@@ -73,9 +73,9 @@ def test_ready_request_whose_time_is_over_in_this_step_is_not_taken_up() -> None
 def test_request_rejected_for_an_unknown_schema_change_pauses_for_its_delay() -> None:
     """Before the change is here, another attempt would be rejected again."""
     one = request_id(1)
-    one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), b"t:x\0k", 0)
+    one.last_reject = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), b"t:x\0k", 0)
     assert retry_pause_ms(one, Settings(), 1.0) == RETRY_MS_MIN
-    one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), clock_key(9), 0)
+    one.last_reject = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), clock_key(9), 0)
     assert retry_pause_ms(one, Settings(), 1.0) == Settings().schema_delay_ms
 
 

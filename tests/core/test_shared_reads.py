@@ -3,7 +3,7 @@
 import pytest
 
 from bedrockish.api.requests import STRICT, Request, Statement
-from bedrockish.core.coordinator import reads
+from bedrockish.core.coordinator import read_checks
 from bedrockish.core.protocol.messages import Check, Checked
 from tests.core.net import Net, add
 
@@ -72,8 +72,8 @@ def test_shared_question_repeats_only_the_read_that_conflicts() -> None:
 
 
 def test_shared_question_has_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "READS_MAX", 8)
-    monkeypatch.setattr(reads, "KEYS_MAX", 12)
+    monkeypatch.setattr(read_checks, "READS_MAX", 8)
+    monkeypatch.setattr(read_checks, "KEYS_MAX", 12)
     net = Net("ABC")
     for number in range(16):
         net.ask("A", read(f"r{number}", f"k{number}"))
@@ -95,5 +95,5 @@ def test_waiting_reads_are_asked_about_when_no_voter_answers_the_question_before
     net.kept = set()
     net.run(5.0)
     assert net.told("A") == {"first": "read", "second": "read"}
-    assert not net.places["A"].core.reading.questions
-    assert not net.places["A"].core.reading.waiting
+    assert not net.places["A"].core.read_checks.questions
+    assert not net.places["A"].core.read_checks.waiting

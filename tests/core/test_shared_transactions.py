@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bedrockish.api.requests import SNAPSHOT, Request, Statement
-from bedrockish.core.coordinator.reservations import short
+from bedrockish.core.coordinator.reservations import shortened
 from bedrockish.core.coordinator.wait_queue import GROUP_MAX
 from bedrockish.core.protocol.messages import Approve, Begin, Rollback
 from bedrockish.core.state.certifier import EVERYTHING
@@ -139,7 +139,7 @@ def test_group_held_back_for_a_change_of_members_loses_no_command() -> None:
     """The first command that waits is executed alone, the others together."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
-    _, said = short(AccessSet(write_ranges=(EVERYTHING,)))
+    _, said = shortened(AccessSet(write_ranges=(EVERYTHING,)))
     net.places["A"].core.coordinator.contention.reservations.heard("C", (1, 300, said))
     net.run(1.0)
     assert [one.commands for one in journal(net)] == [("first",), ("c0",), ("c1", "c2", "c3", "c4")]

@@ -29,7 +29,7 @@ def commands(net: Net) -> list[tuple[str, ...]]:
 
 
 def size(net: Net, name: str = "A") -> int:
-    return net.places[name].core.coordinator.together.size
+    return net.places[name].core.coordinator.command_groups.size
 
 
 def begins(net: Net) -> int:
@@ -123,7 +123,7 @@ def test_rejected_group_makes_no_command_pause_longer() -> None:
 def test_group_size_grows_from_one_with_each_commit() -> None:
     """A single command without a conflict raises the allowed size, too."""
     net = Net("ABC")
-    net.places["A"].core.coordinator.together.size = 1
+    net.places["A"].core.coordinator.command_groups.size = 1
     net.ask_together("A", *some(3))
     net.run(1.0)
     assert sorted(map(len, commands(net))) == [1, 1, 1]
@@ -132,7 +132,7 @@ def test_group_size_grows_from_one_with_each_commit() -> None:
 
 def test_conflicts_keep_groups_from_growing() -> None:
     net = Net("ABC")
-    net.places["A"].core.coordinator.together.size = 1
+    net.places["A"].core.coordinator.command_groups.size = 1
     net.ask("B", add("other", "x"))
     net.ask("A", add("one", "x"))
     net.run(5.0)
@@ -142,7 +142,7 @@ def test_conflicts_keep_groups_from_growing() -> None:
 
 def test_commands_beyond_the_size_of_a_group_make_several_groups() -> None:
     net = Net("ABC")
-    net.places["A"].core.coordinator.together.size = 2
+    net.places["A"].core.coordinator.command_groups.size = 2
     net.ask_together("A", *some(5))
     net.run(1.0)
     assert sorted(map(len, commands(net))) == [1, 2, 2]

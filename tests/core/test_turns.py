@@ -62,8 +62,8 @@ def test_leaders_that_want_one_key_take_turns() -> None:
 def test_turns_reduce_rejections_and_raise_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the load of the test above without turns."""
     done, rejected = [], []
-    for commits in (0, turns.COMMITS):
-        monkeypatch.setattr(turns, "COMMITS", commits)
+    for commits in (0, turns.TURN_COMMITS):
+        monkeypatch.setattr(turns, "TURN_COMMITS", commits)
         net = Net("ABC")
         contend(net, 600)
         done.append(sum(len(one.commands) for one in journal(net)))
@@ -123,10 +123,10 @@ def test_end_of_a_given_up_transaction_does_not_pause_a_request_that_is_in_fligh
     assert inflight.stage is Stage.PAUSED
     net.kept |= {Reject}
     net.run(0.1)
-    assert (inflight.stage, inflight.attempts) == (Stage.IN_FLIGHT, 2)
+    assert (inflight.stage, inflight.attempts) == (Stage.VOTING, 2)
     net.kept = {Approve, Reject}
     net.deliver()
-    assert (inflight.stage, len(inflight.open)) == (Stage.IN_FLIGHT, 1)
+    assert (inflight.stage, len(inflight.open)) == (Stage.VOTING, 1)
     net.kept = set()
     net.run(1.0)
     assert net.told("A").keys() == {"ours"}
@@ -154,5 +154,5 @@ def test_only_rivals_that_had_a_turn_are_dropped_for_not_using_it() -> None:
     for rival in "AC":
         turns_of_b.note_rival(rival)
     assert turns_of_b.before("C") == ["A"]
-    turns_of_b.passed(net.seconds, turns_of_b.before("C"))
+    turns_of_b.drop_idle_rivals(net.seconds, turns_of_b.before("C"))
     assert turns_of_b.before("B") == ["C"]

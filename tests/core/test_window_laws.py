@@ -103,7 +103,7 @@ class World:
         for place, made in read:
             self.window.add(place, made)
             self.window.pack(self.settled, ())
-        self.window.reaches_back_to(self.ticks, [place for place, _ in read])
+        self.window.set_floor(self.ticks, [place for place, _ in read])
         self.restarted = dict(self.window.floor)
         self.window.forget(self.settled - WINDOW)
 

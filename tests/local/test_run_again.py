@@ -1,7 +1,9 @@
 """Known statements of a transaction on a node's file, which run by their recipe from the second time on."""
 
 import sqlite3
+from collections import defaultdict
 from contextlib import closing
+from datetime import date
 from typing import Any
 
 import apsw
@@ -14,6 +16,7 @@ from bedrockish.engine.execution.workspace import Writer
 from bedrockish.engine.statements import pragmas
 from bedrockish.errors import UsageError
 from bedrockish.local.leased_ids import LEASE
+from bedrockish.local.reads import LocalReads
 from bedrockish.local.transaction import LocalTransaction
 from tools.cluster import LocalNode
 
@@ -26,7 +29,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     original = LocalTransaction.run_again
 
-    def noted(self: LocalTransaction, sql: str, values: tuple[Any, ...]) -> Any:
+    def noted(self: LocalTransaction, sql: str, values: Any) -> Any:
         result = original(self, sql, values)
         found.append(result is not None)
         return result
@@ -72,6 +75,65 @@ def test_known_statements_run_again_with_the_results_of_sqlite3(node: LocalNode,
             assert sum(runs) == 11
             rows = f"SELECT * FROM {table} ORDER BY id"
             assert other.execute(rows).rows == plain.execute(rows).fetchall()
+
+
+@pytest.mark.parametrize(
+    ("places", "values"),
+    [
+        ("?, ?", [7, "x"]),
+        (":id, :a", {"id": 7, "a": "x"}),
+        (":id, coalesce(:a, :id)", {"a": "x", "id": 7, "surplus": 1}),
+        ("?, ?", (7, "Zoë")),
+        ("?, ?", (7, date(2026, 1, 1))),
+        ("?, ?", (True, float("nan"))),
+        (":id, :a", {"id": 7, "a": date(2026, 1, 1)}),
+        (":id, :a", defaultdict[str, Any](int, a="x")),
+    ],
+)
+def test_known_statement_runs_again_whatever_the_form_of_its_parameters(
+    node: LocalNode, table: str, runs: list[bool], monkeypatch: pytest.MonkeyPatch, places: str, values: Any
+) -> None:
+    read: list[bool] = []
+    original = LocalReads.read_again
+
+    def noted(self: LocalReads, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        read.append(found is not None)
+        return found
+
+    monkeypatch.setattr(LocalReads, "read_again", noted)
+    select, insert = f"SELECT {places}", f"INSERT OR REPLACE INTO {table}(id, b) VALUES ({places})"
+    with closing(sqlite3.connect(":memory:")) as plain, closing(dbapi.connect(node.database)) as ours:
+        for db in (plain, ours):
+            db.execute(SCHEMA.format(table))
+            db.commit()
+        for _ in range(3):
+            assert ours.execute(select, values).fetchall() == plain.execute(select, values).fetchall()
+        assert read[-2:] == [True, True]
+        for _ in range(3):
+            ours.execute(insert, values)
+            plain.execute(insert, values)
+        assert runs[-2:] == [True, True] or "(" in places  # a statement with a function takes the ordinary way
+        rows = f"SELECT * FROM {table}"
+        assert ours.execute(rows).fetchall() == plain.execute(rows).fetchall()
+
+
+@pytest.mark.parametrize("values", [{"id": 7}, {"id": 7, None: "x"}, {}, {"id": 7, "a": "\ud800"}, [7], (7, "x", 1)])
+def test_known_statement_refuses_parameters_that_do_not_fit_as_at_its_first_run(
+    node: LocalNode, table: str, values: Any
+) -> None:
+    with closing(dbapi.connect(node.database)) as db:
+        db.execute(SCHEMA.format(table))
+        db.commit()
+        for places in (":id, :a", "?, ?"):
+            for sql in (f"SELECT {places}", f"INSERT OR REPLACE INTO {table}(id, b) VALUES ({places})"):
+                told = []
+                for given in (values, {"id": 7, "a": "x"} if ":" in places else (7, "x"), values):
+                    try:
+                        told.append(db.execute(sql, given).fetchall())
+                    except dbapi.Error as error:
+                        told.append([repr(error)])
+                assert told[0] == told[2] != told[1]
 
 
 @pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK"])

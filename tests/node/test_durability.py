@@ -379,7 +379,7 @@ async def test_graceful_shutdown_flushes_open_batch(tmp_path: Path, monkeypatch:
         await settled()
         runtime.post(Accused("B", "an older file", for_good=True))  # its batch waits for that sync
         await settled()
-        assert runtime.core.state.roster.lost
+        assert runtime.core.state.roster.lost_promise
         assert engine.batch.is_dirty
         nursery.cancel_scope.cancel()
         disk.gate.set()

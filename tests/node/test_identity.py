@@ -246,7 +246,7 @@ async def test_accusation_of_a_stranger_or_with_impossible_numbers_is_ignored(tm
         runtime.peers.on_net(PeerUp("B"))
         assert await barred() == ""
         assert await accuse(OLDER_FILE, {"cluster_id": "ours", **seen, "start": b"?"}, expected=TOLD) == TOLD
-        assert state.roster.lost
+        assert state.roster.lost_promise
         nursery.cancel_scope.cancel()
     engine.close()
 

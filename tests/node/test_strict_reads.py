@@ -8,7 +8,7 @@ import trio
 
 from bedrockish.access_sets.readset import EVERYTHING
 from bedrockish.api.requests import NOTHING, STRICT, Answer, Request, decode_results
-from bedrockish.core.protocol.effects import NewerTold
+from bedrockish.core.protocol.effects import NewerAnswered
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError, ConflictError, ForbiddenError, UnavailableError
 from bedrockish.node.scheduling import strict_reads
@@ -24,11 +24,11 @@ class Questions:
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node, self.asked = node, list[tuple[int, dict[str, int]]]()
         core = node.runtime.core
-        monkeypatch.setattr(core.reading, "ask_newer", lambda number, base: self.asked.append((number, dict(base))))
+        monkeypatch.setattr(core.read_checks, "ask_newer", lambda number, base: self.asked.append((number, dict(base))))
 
-    def tell(self, *, may_be: bool) -> None:
+    def tell(self, *, may_exist: bool) -> None:
         """Answer the last question, as the core does."""
-        self.node.runtime._do(NewerTold(self.asked[-1][0], may_be=may_be), [])  # type: ignore[arg-type]
+        self.node.runtime._do(NewerAnswered(self.asked[-1][0], may_exist=may_exist), [])  # type: ignore[arg-type]
         self.node.runtime.ring()
 
     def values(self) -> dict[str, int]:
@@ -60,11 +60,11 @@ async def test_read_that_arrives_after_a_question_shares_the_next_one(
         node.ask("third", read=STRICT)
         await settled()
         assert len(questions.asked) == 1
-        questions.tell(may_be=False)
+        questions.tell(may_exist=False)
         assert questions.values() == {"first": 0}
         await settled()
         assert len(questions.asked) == 2
-        questions.tell(may_be=False)
+        questions.tell(may_exist=False)
         assert questions.values() == {"first": 0, "second": 0, "third": 0}
 
 
@@ -75,7 +75,7 @@ async def test_strict_answer_has_the_state_of_its_question(tmp_path: Path, monke
         node.ask("read", read=STRICT)
         await settled()
         await node.runtime.submit(request(INSERT, "after the question"))
-        questions.tell(may_be=False)
+        questions.tell(may_exist=False)
         assert questions.values() == {"read": 0}
         assert questions.asked[0][1].get("A", 0) < node.engine.applied["A"]
 
@@ -87,7 +87,7 @@ async def test_core_answers_reads_that_may_miss_a_commit(tmp_path: Path, monkeyp
         await settled()
         await node.runtime.submit(request(INSERT, "after the question"))
         executed = node.runtime.counts["executions"]
-        questions.tell(may_be=True)
+        questions.tell(may_exist=True)
         await settled()
         assert questions.values() == {"read": 1}
         assert node.runtime.counts["executions"] == executed + 1
@@ -117,10 +117,10 @@ async def test_strict_reads_beyond_a_number_wait_for_the_next_question(
         for number in range(5):
             node.ask(f"read {number}", read=STRICT)
         await settled()
-        questions.tell(may_be=False)
+        questions.tell(may_exist=False)
         assert len(questions.values()) == 3
         await settled()
-        questions.tell(may_be=False)
+        questions.tell(may_exist=False)
         assert len(questions.values()) == 5
 
 
@@ -138,7 +138,7 @@ async def test_node_that_stops_refuses_the_reads_of_an_open_question(
             "asked": UnavailableError,
             "waiting": UnavailableError,
         }
-        questions.tell(may_be=False)  # comes too late, and changes nothing
+        questions.tell(may_exist=False)  # comes too late, and changes nothing
         assert len(node.answers) == 2
 
 
@@ -150,7 +150,7 @@ async def test_reads_go_to_the_core_for_a_moment_after_an_unanswered_question(
         questions = Questions(node, monkeypatch)
         node.ask("in vain", read=STRICT)
         await settled()
-        questions.tell(may_be=True)
+        questions.tell(may_exist=True)
         assert await node.value(read=STRICT) == 0
         assert len(questions.asked) == 1
         node.runtime._strict._not_before = 0.0  # the moment is over
@@ -192,14 +192,14 @@ async def test_reads_of_programs_share_the_question_of_other_reads(
         await settled()
         assert questions.asked == [(1, base)]
         program.read("later", base)
-        questions.tell(may_be=False)
+        questions.tell(may_exist=False)
         assert {name: type(answer) for name, answer in program.told.items()} == {"first": Answer, "second": Answer}
         answer = program.told["first"]
         assert isinstance(answer, Answer)
         assert answer.token.vector == base
         await settled()
         assert len(questions.asked) == 2
-        questions.tell(may_be=False)
+        questions.tell(may_exist=False)
         assert program.told.keys() == {"first", "second", "later"}
         assert node.runtime.counts["executions"] == executed
 
@@ -211,7 +211,7 @@ async def test_core_certifies_a_read_of_a_program_that_may_miss_a_commit(
         questions, program, base = Questions(node, monkeypatch), Program(node), dict(node.engine.applied)
         program.read("valid", base)
         await settled()
-        questions.tell(may_be=True)
+        questions.tell(may_exist=True)
         await settled()
         assert isinstance(program.told["valid"], Answer)
         await node.runtime.submit(request(INSERT, "newer"))
@@ -231,7 +231,7 @@ async def test_overtaken_read_of_a_program_is_left_out_of_the_shared_question(
         program.read("overtaken", base)
         await node.runtime.submit(request(INSERT, "newer"))
         node.ask("by url", read=STRICT)
-        questions.tell(may_be=False)
+        questions.tell(may_exist=False)
         await settled()
         assert questions.asked[1:] == [(2, dict(node.engine.applied))]
         assert isinstance(program.told["overtaken"], ConflictError)

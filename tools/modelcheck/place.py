@@ -260,8 +260,8 @@ class Place:
                 self._send(peer, state.outbox.to_send(peer, entries))
             case do.SendOutcome(peer, txid):
                 self._send(peer, disk.seen.outcome(txid, self.core.state.clock.value))
-            case do.NewerTold(number, may_be):
-                self.newer[number] = may_be
+            case do.NewerAnswered(number, may_exist):
+                self.newer[number] = may_exist
             case do.SetMembers():
                 pass
             case do.Malformed(_, reason) | do.Halt(reason):

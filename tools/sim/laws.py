@@ -301,7 +301,7 @@ class Laws:
                 "deferred": node.voter.deferred,
                 "recoveries deferred": node.recovery.deferred,
                 "adoptable": node.recovery.adoptable,
-                "strict reads": [*node.reading.questions, *node.reading.waiting],
+                "strict reads": [*node.read_checks.questions, *node.read_checks.waiting],
                 "waiting entries": [entry for queue in node.apply_queue.waiting.values() for entry in queue],
                 "gaps": node.apply_queue.gaps if len(machines) == len(members) else (),
                 "schema changes": [state.schema.scheduled] if state.schema.scheduled else [],

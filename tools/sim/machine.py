@@ -374,8 +374,8 @@ class Machine:
                 self._execute(request_id, clock, following, group)
             case do.Reply(request_id, answer):
                 self._reply(request_id, answer)
-            case do.NewerTold(number, may_be):
-                self.newer.told(number, may_be=may_be)
+            case do.NewerAnswered(number, may_exist):
+                self.newer.answered(number, may_exist=may_exist)
             case do.SendEntries(peer, wants, limit):
                 state = node.state
                 entries = disk.seen.read_entries(wants, limit, state.clock.value)

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bedrockish.core.coordinator.reservations import SHARE
+from bedrockish.core.coordinator.reservations import TIME_SHARE
 from bedrockish.core.node import idle_ms
 from bedrockish.core.protocol.events import Assembled, Event, Received
 from bedrockish.core.protocol.messages import Begin, Message, Reason, Reject, decode
@@ -190,7 +190,7 @@ class Moving:
     def _holds_back(self, machine: "Machine") -> tuple[str, str]:
         assert machine.node is not None
         run, now, longest_s = self._run(machine), machine.world.now, machine.node.state.settings.reserve_ms / 1000
-        hold, reservation = run.hold, machine.node.coordinator.contention.reservations.held
+        hold, reservation = run.hold, machine.node.coordinator.contention.reservations.honoured
         txid = None if reservation is None else reservation.txid
         if txid != hold.txid:
             if hold.txid is not None:
@@ -200,6 +200,6 @@ class Moving:
             hold.over = hold.over or now
             if now > hold.over + LATE_S:
                 return "a reservation ends", f"{machine.name} holds back for {txid} since {hold.since:.3f} s"
-        if hold.spent > longest_s + SHARE * (now - run.began) + LATE_S:
+        if hold.spent > longest_s + TIME_SHARE * (now - run.began) + LATE_S:
             return "reservations have a share of the time", f"{machine.name} has held back for {hold.spent:.3f} s"
         return "", ""

@@ -59,13 +59,13 @@ class NewerQuestions:
         self.number += 1
         return NewerAsked(self.number, base)
 
-    def told(self, number: int, *, may_be: bool) -> None:
+    def answered(self, number: int, *, may_exist: bool) -> None:
         """Answer the reads of a question, or pass them to the core if newer commits are possible."""
         assert number == self.number
         asked, self.asked = self.asked, []
-        self.machine.world.counts["shared strict reads"] += 0 if may_be else len(asked)
+        self.machine.world.counts["shared strict reads"] += 0 if may_exist else len(asked)
         for request, answerer, answer in asked:
-            if may_be:
+            if may_exist:
                 self.machine.submit(request, answerer, alone=True)
             else:
                 self.machine.world.flips.answers(self.machine, answer)

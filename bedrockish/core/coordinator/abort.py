@@ -1,7 +1,7 @@
-"""Rollbacks of our own transactions. In the terms of Paxos, ROLLBACK is accept(abort) at ballot 1, the leader's own.
+"""Rollbacks of our own transactions. In terms of Paxos, ROLLBACK is accept(abort) at ballot 1, the leader's own.
 
-A rollback is complete when a majority has accepted it. Until then the transaction stays pending here and so blocks
-other leaders' transactions; our own later transactions carry its name in their ``rollbacks``.
+A rollback is complete when a majority has accepted it. Until then the transaction stays pending here and blocks the
+transactions of other leaders; our own later transactions name it in their ``rollbacks``.
 """
 
 from collections.abc import Iterable
@@ -34,34 +34,34 @@ class Rollbacks:
                 self.give_up(txid)
 
     def give_up_forgotten(self, txids: Iterable[Txid]) -> None:
-        """Of these transactions, give up those that this node began before its last start and has forgotten.
+        """Give up those of these transactions that this node began before its last start and has forgotten.
 
         A BEGIN may leave before its leader's vote is durable. If the leader then crashes, voters hold a transaction of
-        which the leader knows nothing. The leader has not committed it, and has lost the approvals. So the restarted
-        leader gives the transaction up, which would otherwise block its keys until a recovery.
+        which the restarted leader has no record. It has not committed that transaction, and has lost the approvals. So
+        it gives the transaction up, which would otherwise block its keys until a recovery.
         """
         state = self.state
         for txid in txids:
             clock = state.clock
             if txid.leader != state.me or txid in state.votes.by_txid or not clock.safe < txid.clock <= clock.floor:
                 continue
-            # If this node's file is an older copy, the lost newer file may have the commit. ``claims_time`` excludes
-            # that: a majority, which knows of no newer file, has admitted this node. A node with damaged tables may
-            # give up transactions as well: its journal still shows which ones it has committed.
+            # If this node's file were an older copy, the lost newer file might have the commit. ``claims_time``
+            # excludes that: a majority has admitted this node and knows no newer file. A node with damaged tables may
+            # give up transactions as well: its journal still shows its commits.
             if not state.roster.claims_time or state.me not in state.roster.voters or state.outcome(txid) is not None:
                 continue
             vote = state.votes.of(txid)
             vote.promised, vote.accepted = 1, (1, False)
-            # Other nodes may count this acceptance, so it must be durable. The transaction's keys are unknown here, so
-            # the vote holds no keys.
+            # Other nodes may count this acceptance, so it must be durable. The vote has no transaction, because the
+            # keys are unknown here.
             state.votes.persist(vote)
             self.give_up(txid)
 
     def give_up_unfit(self) -> None:
-        """Give up our own transaction that did not fit the tables here and so stopped this node.
+        """Give up the transaction of ours whose changes did not fit the tables here, which stopped this node.
 
-        This node's vote was lost with the batch of the commit. A recovery would commit the transaction by the votes of
-        the other nodes, although perhaps no node can apply the transaction.
+        This node's vote was lost with the batch of the commit. A recovery could commit the transaction by the votes of
+        the other nodes, although perhaps no node can apply it.
         """
         alarm = self.state.health.alarms.get(DAMAGED_TABLES)
         if alarm is not None and "txid" in alarm.details:
@@ -69,13 +69,13 @@ class Rollbacks:
                 self.give_up_forgotten((parse_txid(str(alarm.details["txid"])),))
 
     def give_up(self, txid: Txid) -> None:
-        """Give a transaction up. From this call on, the caller must not count approvals of the transaction."""
+        """Give a transaction up and ask the voters to accept its rollback; the caller stops counting its approvals."""
         state = self.state
         vote = state.votes.by_txid[txid]
-        assert txid.leader == state.me, "ballot 1 is its leader's alone"
+        assert txid.leader == state.me, "only the transaction's leader may use ballot 1"
         assert vote.promised < 2, "a transaction that is promised to a recovery is not given up"
-        # The vote stays held, and the transaction pending, until a majority has accepted. The rollback is not written
-        # to the file: after a restart the transaction is given up again.
+        # The vote still holds the transaction, which stays pending, until a majority has accepted. The rollback is not
+        # written to the file: after a restart the transaction is given up again.
         vote.promised, vote.accepted = 1, (1, False)
         # Our own acceptance is one of the majority, as our approval was one of the quorum.
         self.rolling[txid] = {state.me} if state.roster.is_voter(state.me) else set()
@@ -96,9 +96,8 @@ class Rollbacks:
             self.state.votes.end(txid, commit=False)
 
     def on_refused(self, message: Refused) -> None:
-        """Leave a transaction to the node that recovers it. If that node falls silent, this node starts a recovery."""
+        """Leave a transaction to the recovery to which a voter has promised it."""
         pending = self.state.votes.pending
-        # A recovery has a promise at a higher ballot, so only the recovery may decide commit or abort.
         if message.promised > 1 and message.txid in self.rolling:
             self.forget(message.txid)
             if message.txid in pending:

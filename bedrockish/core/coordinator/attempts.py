@@ -1,4 +1,4 @@
-"""Our transactions in flight: their BEGINs, the voters' answers, and their ends."""
+"""Our transactions between BEGIN and outcome: the BEGINs, the voters' answers, and the ends."""
 
 from dataclasses import dataclass, field
 
@@ -22,18 +22,18 @@ from bedrockish.errors import forgotten
 from bedrockish_journal.model.access_set import clock_key, is_clock
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 
-TURNS_MAX = 8  # up to this many rejections, a request runs again at its turn; after further ones, after a random pause
+TURNS_MAX = 8  # up to this many rejections a request runs again at its turn; after more, it runs after a random pause
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One of this node's transactions in flight.
+    """One of this node's transactions, from its BEGIN to its outcome.
 
     ``promised``: a voter has promised the transaction to a recovery. ``counting``: approvals are still counted; False
-    once we have given the transaction up, or promised it to a recovery. ``rest``: the voters that are sent its BEGIN
-    only when the first ones are late. ``is_group``: some of its commands share it only because they arrived in the
-    same batch. ``repeat``: when to send its BEGIN again. ``trace``: the trace of the first recorded request among its
-    requests.
+    once we have given the transaction up, or promised it to a recovery. ``unasked``: the voters that get its BEGIN only
+    when one of the first voters is late or rejects. ``is_group``: some of its commands share it only because they
+    arrived in the same batch. ``repeat``: when to send its BEGIN again. ``trace``: the trace of the first recorded
+    request among its requests.
     """
 
     transaction: Transaction
@@ -41,7 +41,7 @@ class Attempt:
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
-    rest: list[str] = field(default_factory=list)
+    unasked: list[str] = field(default_factory=list)
     counting: bool = True
     promised: bool = False
     is_group: bool = False
@@ -57,23 +57,24 @@ class Attempt:
         """Add a request that shares the transaction."""
         self.numbers.append(inflight.number)
         # Requests that only arrived in the same batch form a group, which ``CommandGroups`` divides after a reject.
-        self.is_group = self.is_group or inflight.is_free
+        self.is_group = self.is_group or inflight.only_batched
         self.trace = self.trace or inflight.request.trace
         inflight.attempts += 1
 
-    def lost_for(self) -> Reject | None:
-        """Return a reject that names another transaction, if there is one."""
+    def conflict_reject(self) -> Reject | None:
+        """Return a reject because of another transaction, or None."""
         return next((reject for reject in self.rejects.values() if reject.reason == Reason.FOR), None)
 
     @property
     def winner(self) -> str:
-        """The leader of the transaction that all rejects of this one name; empty if they name several, or none."""
+        """The leader of the one transaction that all rejects name; empty if they name several, or none."""
         others = {reject.other for reject in self.rejects.values()}
         other = others.pop() if len(others) == 1 else None
         return other.leader if other is not None else ""
 
-    def is_hasty(self, winner: RecentCommit | None) -> bool:
-        """Return whether this schema change lost to a row transaction with a clock at or above the change's activation.
+    def activates_too_early(self, winner: RecentCommit | None) -> bool:
+        """Return whether this is a schema change that conflicts with a row transaction at or above its activation
+        clock.
 
         ``winner`` is the commit for which the change is given up, if there is one.
         """
@@ -86,22 +87,21 @@ class Attempt:
     def is_lost(self, state: State, *, patient: bool) -> bool:
         """Return whether a quorum of approvals cannot be reached any more.
 
-        After one reject, each voter out of reach counts as a reject; unless ``patient``, so does each silent voter.
-        Otherwise one reject and one dead voter would block the transaction and its keys for ever.
+        After the first reject, each voter without a link counts as a reject; unless ``patient``, each voter without an
+        answer does, too. Otherwise one reject and one dead voter would block the transaction and its keys for ever.
         """
         # Before the first reject, silent voters may only be slow, and a rollback is work for each voter that approved.
         if not self.rejects:
             return False
-        lost = len(self.rejects)
+        refusing = len(self.rejects)
         for node in state.roster.voters:
             if node != state.me and node not in self.approvals and node not in self.rejects:
-                lost += not patient or not state.roster.peers[node].up
-        # ``lost`` counts the voters that will not approve; the rest of the voters are then too few for a quorum.
-        return lost > len(state.roster.voters) - state.roster.quorum
+                refusing += not patient or not state.roster.peers[node].up
+        return refusing > len(state.roster.voters) - state.roster.quorum
 
 
 class Attempts:
-    """The transactions of this node that are in flight, each with the requests that share it.
+    """The transactions of this node that have begun and not ended, each with the requests that share it.
 
     Args:
         contention: orders the requests when a transaction is given up or ends.
@@ -113,7 +113,7 @@ class Attempts:
     ) -> None:
         self.state, self.apply_queue, self.replies = state, apply_queue, replies
         # ``rollbacks``: the transactions that were given up, until a majority has accepted their rollback.
-        self.contention, self.together, self.rollbacks = contention, together, contention.rollbacks
+        self.contention, self.command_groups, self.rollbacks = contention, together, contention.rollbacks
         self.open: dict[Txid, Attempt] = {}  # the transactions that have not ended
         self.quickest = QuickestVoters(state)  # the voters that answer first
 
@@ -129,8 +129,8 @@ class Attempts:
         self.open[txid] = attempt
         for number in attempt.numbers:
             one = self.replies.in_flight[number]
-            one.move(Stage.IN_FLIGHT)
-            one.begun = txid.clock
+            one.move(Stage.VOTING)
+            one.last_clock = txid.clock
             one.open.add(txid)
         self._send_begin(attempt)
         if inflight.behind:
@@ -149,20 +149,21 @@ class Attempts:
         if is_contended or attempt.transaction.kind != ROWS:
             state.outbox.send_voters(begin, early)
             return
-        asked, attempt.rest = self.quickest.first(state.roster.quorum - 1)
+        asked, attempt.unasked = self.quickest.first(state.roster.quorum - 1)
         for node in asked:
             state.outbox.send(node, begin, early)
-        if attempt.rest:
+        if attempt.unasked:
             state.timers.set(self.quickest.late_ms(asked), Timer.BEGIN_REST, attempt.transaction.txid)
 
     def _early(self, transaction: Transaction) -> Early | None:
-        """Return the facts that must be durable before a first BEGIN leaves; None if all writes and our vote must be.
+        """Return the facts that must be durable before BEGIN is first sent; None if every write and our vote must be.
 
-        A leader that loses its vote in a crash has also lost the approvals, so it can never commit the transaction, and
-        may approve a rival. Only a recovery could be misled: it may conclude that a silent leader of a pending
-        transaction has approved no rival, because a leader holds its own transaction (J6). With four voters or fewer no
-        recovery concludes that; with more, BEGIN waits for the vote. Two facts must be durable: the clock, because the
-        txid contains it, and the leader's own commits in the base. All else in a BEGIN stays true after a crash.
+        A leader that loses its vote in a crash has also lost the approvals. So it can never commit the transaction, and
+        may approve a conflicting one. Only a recovery could be misled: it may conclude that a silent leader, which
+        holds its own pending transaction, has approved no transaction that conflicts with it (J6). With up to four
+        voters no recovery concludes that; with more, BEGIN waits for the vote. Two facts must be durable: the clock,
+        because the txid contains it, and the leader's own commits in the base. All else in a BEGIN stays true after a
+        crash.
         """
         state = self.state
         # Changes of the schema and of the members are rare enough to wait. The rollbacks that a BEGIN carries are only
@@ -171,12 +172,12 @@ class Attempts:
             return None
         return Early(transaction.txid.clock, transaction.base.get(state.me, 0))
 
-    def begin_rest(self, txid: Txid, *, is_late: bool) -> None:
+    def send_to_unasked(self, txid: Txid, *, is_late: bool) -> None:
         """Send a BEGIN to the remaining voters, because a first voter is late (``is_late``) or has rejected it."""
         attempt, state = self.open.get(txid), self.state
-        if attempt is None or not attempt.counting or not attempt.rest:
+        if attempt is None or not attempt.counting or not attempt.unasked:
             return
-        rest, attempt.rest = attempt.rest, []
+        rest, attempt.unasked = attempt.unasked, []
         for node in state.roster.voters_up():
             if node in attempt.approvals or node in attempt.rejects:
                 continue
@@ -210,13 +211,12 @@ class Attempts:
         state, transaction = self.state, attempt.transaction
         assert state.me in attempt.approvals, "its leader's own vote is one of the quorum"
         attempt.counting = False
-        if attempt.rest:
+        if attempt.unasked:
             state.timers.drop(Timer.BEGIN_REST, transaction.txid)
-        # A transaction is decided once: a later approval or reject changes nothing.
         state.note_commit(state.clock.now.seconds - attempt.since)
         peers = list(state.roster.peers)  # read now, because this commit may remove a peer
         # The label names the voters that have approved so far; no later approval is needed as evidence.
-        entry = self.apply_queue.lead(transaction, attempt.approvals)
+        entry = self.apply_queue.commit(transaction, attempt.approvals)
         clock = state.clock.read()
         for node in peers:
             # A voter that has approved holds the body durably, in its vote.
@@ -236,7 +236,7 @@ class Attempts:
             return
         if message.reason == Reason.PROMISED:
             attempt.promised = True
-            return  # a recovery runs, and will send its outcome
+            return  # a recovery decides the transaction, and will send the outcome
         attempt.rejects[peer] = message
         for inflight in self._requests_of(attempt):
             # Only the command whose id the voter calls too old gets this error; the other commands are executed again.
@@ -245,18 +245,17 @@ class Attempts:
             if message.reason == Reason.AHEAD:
                 inflight.refusal = requests.clock_refused(self.state.me, peer)
             if message.reason == Reason.TOO_LATE:
-                inflight.late = peer
+                inflight.late_voter = peer
             if message.reason == Reason.DIFFERS:
                 inflight.kept = None  # this node's rows may be damaged; the next execution reads the repaired rows
-                inflight.differs = peer
-        # Counted by reason, so that ``status`` and the metrics show why commands are executed again.
+                inflight.differing_voter = peer
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
-        # Either the voter or this node has damaged tables; the repair asks the other nodes to find out which.
+        # The voter or this node has damaged tables; the repair compares both with other nodes.
         self.state.doubts += message.reason == Reason.DIFFERS
         if message.other is not None:
             self.apply_queue.ask_about(message.other, peer)
-            self.state.contests.meet(message.key, self.state.clock.now.seconds)
-        self.begin_rest(message.txid, is_late=False)
+            self.state.contests.note_key(message.key, self.state.clock.now.seconds)
+        self.send_to_unasked(message.txid, is_late=False)
         self._give_up_if_lost(attempt, patient=True)
 
     def _give_up_if_lost(self, attempt: Attempt, *, patient: bool) -> None:
@@ -294,32 +293,29 @@ class Attempts:
             winner: the commit because of which it is given up; None if there is no such commit here.
         """
         if self.state.outcome(attempt.transaction.txid) is not None:
-            return  # safe time has ended the transaction in this step
+            return  # the transaction has ended in this step, for example by safe time
         attempt.counting = False  # L3: never counted again, so that ballot 0 is over before ballot 1 begins
         self.state.counts["given_up"] += 1
-        lost = attempt.lost_for()
+        lost = attempt.conflict_reject()
         if lost is not None:
-            # Count the conflict by table or index, for the operator.
             note_conflict(self.state.counts, attempt.transaction.access_set, lost.key)
             self.state.note_rival(lost.key, lost.other)
         # The transaction stays pending here until a majority has accepted its rollback: a recovery may still commit it.
         self.rollbacks.give_up(attempt.transaction.txid)
-        in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
-        is_hasty = attempt.is_hasty(winner)
+        in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.VOTING]
+        is_hasty = attempt.activates_too_early(winner)
         for inflight in in_flight:
-            # The client's error names the last reject that was for another transaction, if there was such a reject.
-            inflight.last, inflight.contested = lost or inflight.last, True
-            # Most commands of a group have not conflicted, so a reject of the group does not lengthen their pauses.
+            inflight.last_reject, inflight.contested = lost or inflight.last_reject, True
+            # At most a few commands of a group have conflicted, so a reject of the group lengthens no command's pauses.
             inflight.rejections += not attempt.is_group
-            inflight.hasty += is_hasty
-        alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
-        # A conflict of one command has rejected the whole group, so the next group is smaller.
+            inflight.early_activations += is_hasty
+        alone = [inflight for inflight in in_flight[1:] if inflight.only_batched]
         if attempt.is_group:
-            self.together.shrink()
-        # The reject does not say which command conflicted.
-        heads = self.together.divide([*in_flight[:1], *alone]) if alone else in_flight[:1]
+            self.command_groups.shrink()
+        # The reject does not say which command of the group conflicted, so the group is divided.
+        heads = self.command_groups.divide([*in_flight[:1], *alone]) if alone else in_flight[:1]
         for inflight in heads:
-            inflight.is_free = False
+            inflight.only_batched = False
             if not is_hasty and self._takes_turns(attempt, inflight, is_beaten=winner is not None):
                 leader = attempt.winner if winner is None else winner.txid.leader
                 self.contention.pause_rejected(inflight, attempt.transaction.base, leader, is_here=winner is not None)
@@ -339,14 +335,14 @@ class Attempts:
         Otherwise it pauses for a random time, which grows with each rejection: leaders may differ about the turns.
         """
         kind = attempt.transaction.kind
-        lost = inflight.last is not None and (kind == SCHEMA or not is_clock(inflight.last.key))
-        # The commands of a group are unrelated, and most of them have no rival.
+        lost = inflight.last_reject is not None and (kind == SCHEMA or not is_clock(inflight.last_reject.key))
+        # The commands of a group are unrelated, and most of them conflict with no other leader.
         is_plain = kind in (ROWS, SCHEMA) and not attempt.is_group and not inflight.goes_first
         return is_plain and (lost or is_beaten) and inflight.rejections <= TURNS_MAX
 
     def is_awaited(self, attempt: Attempt) -> bool:
         """Return whether a request still waits for the approvals of an attempt."""
-        return any(inflight.stage is Stage.IN_FLIGHT for inflight in self._requests_of(attempt))
+        return any(inflight.stage is Stage.VOTING for inflight in self._requests_of(attempt))
 
     def _requests_of(self, attempt: Attempt) -> list[InFlight]:
         return [*filter(None, map(self.replies.in_flight.get, attempt.numbers))]
@@ -355,7 +351,7 @@ class Attempts:
         """Give up our transactions that conflict with a commit that arrived and is not in their base."""
         for found in list(self.state.votes.pending.conflicts(committed.access_set, committed.txid)):
             attempt = self.open.get(found.other)
-            # L4: a transaction that has lost is given up at once, because it blocks others at each voter that holds it.
+            # L4: such a transaction can never commit; it is given up at once, because it blocks others at its voters.
             if attempt is not None and attempt.counting and not committed.is_in(attempt.transaction.base):
                 self.give_up(attempt, winner=committed)
 
@@ -370,11 +366,11 @@ class Attempts:
         return attempt is not None and attempt.promised
 
     def stop_counting(self, txid: Txid) -> None:
-        """Stop counting approvals, because a recovery has our promise and decides the transaction."""
+        """Stop counting approvals and rolling back: a recovery has our promise, and decides the transaction."""
         attempt = self.open.get(txid)
         if attempt is not None:
             attempt.counting = False
-        # Ballots 0 and 1 are over for us: a rollback that a majority accepts now could contradict the decision.
+        # Ballots 0 and 1 have ended: counting further acceptances of a rollback could contradict the decision.
         self.rollbacks.forget(txid)
 
     def resend(self, peer: str) -> None:
@@ -399,13 +395,13 @@ class Attempts:
         for inflight in in_flight:
             contested = contested or inflight.contested
         if known is not None and known.kind == ROWS and (contested or txid in queue.waits):
-            # A turn is reserved only where requests wait: elsewhere it would delay other leaders for nothing.
-            self.contention.turns.reserve(txid, known.access_set)
+            # Only where requests wait or conflicted: elsewhere the turns would delay requests for nothing.
+            self.contention.turns.start_turns(txid, known.access_set)
         for inflight in in_flight:
             assert attempt is not None
             self.replies.ended(inflight, attempt.transaction, commit=self.state.votes.outcomes[txid])
         # The transaction met no conflict, so the next group may be larger.
-        if attempt is not None and known is not None and not contested and self.together.size < SIZE_MAX:
-            self.together.grow()
+        if attempt is not None and known is not None and not contested and self.command_groups.size < SIZE_MAX:
+            self.command_groups.grow()
         if txid in queue.waits:
             queue.released(txid, known.kind if known is not None else ROWS)

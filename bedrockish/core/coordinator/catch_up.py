@@ -1,11 +1,11 @@
 """Strict reads of the cluster's own tables: the wait until this node has every commit that a majority knew.
 
-Other strict reads are executed first, and checked afterwards by a question to a majority (``reads``). That does not
-work here. Each commit adds rows to the journal, but no access set has keys of these rows: a question about the keys of
-such a read would never find a conflict, and a question about every key would always find one while any client writes.
-So the node asks a majority once, after the request has arrived, which transactions are committed or pending outside its
-state (``Reading``). It waits until all of these have ended and the commits among them are applied here. Then it
-executes the request.
+Other strict reads are executed first, and checked afterwards by a question to a majority (``read_checks``). That does
+not work here. Each commit adds rows to the journal, but no access set has keys of these rows: a question about the keys
+of such a read would never find a conflict, and a question about every key would always find one while any client
+writes. So the node asks a majority once, after the request has arrived, which transactions are committed or pending
+outside its state (``ReadChecks``). It waits until all of these have ended and the commits among them are applied here.
+Then it executes the request.
 
 Pending transactions count, because a voter may not know yet that a transaction is committed: the leader answers its
 client when the commit is durable at the leader, before any COMMIT arrives. Such a commit has the approvals of a quorum,
@@ -44,21 +44,21 @@ class CatchUp:
         self.state.timers.move(after_ms, Timer.ASK_ENDS, number)
 
     def pop_ended(self) -> list[InFlight]:
-        """Remove and return the requests whose wait is over; set ``level``, which the next snapshot has to cover."""
+        """Remove and return the requests whose awaited transactions have ended; set their ``required_vector``."""
         state, over = self.state, list[InFlight]()
         for number, inflight in list(self.waiting.items()):
             awaited = inflight.awaited
             assert awaited is not None
-            if inflight.stage is not Stage.BEHIND or number not in self._in_flight:
-                del self.waiting[number]  # its client has gone, or its time is over
-            elif awaited.is_over(state):
+            if inflight.stage is not Stage.CATCHING_UP or number not in self._in_flight:
+                del self.waiting[number]  # its client has disconnected, or its deadline has passed
+            elif awaited.have_ended(state):
                 del self.waiting[number]
                 over.append(inflight)
                 # If the members have changed, the request has to ask again: a majority of the old voters need not share
-                # a voter with the quorum of a commit under the new members. This node knows each change that
-                # matters: a voter that had approved such a change has named it in the answer, so it is applied here.
+                # a voter with the quorum of a commit under the new members. Each such change is applied here by now: a
+                # voter that had approved the change has named it in its answer.
                 if awaited.config == state.roster.membership.version:
-                    inflight.level = dict(state.timelines.applied)
+                    inflight.required_vector = dict(state.timelines.applied)
         return over
 
     def ask_ends(self, number: int) -> None:
@@ -66,10 +66,10 @@ class CatchUp:
         inflight, state = self.waiting.get(number), self.state
         if inflight is None or inflight.awaited is None:
             return
-        inflight.awaited.asked += 1
-        self._ask_later(number, inflight.awaited.asked)
+        inflight.awaited.times_asked += 1
+        self._ask_later(number, inflight.awaited.times_asked)
         by_leader: dict[str, list[Txid]] = {}
-        for txid in sorted(inflight.awaited.names):
+        for txid in sorted(inflight.awaited.txids):
             by_leader.setdefault(txid.leader, []).append(txid)
         for leader, (first, *more) in by_leader.items():
             peer = state.roster.peers.get(leader)

@@ -1,4 +1,4 @@
-"""The order of requests that want the same keys: ``before`` returns the obstacle of a request, ``wait`` lets it wait.
+"""The order of requests that want the same keys: ``obstacle`` names a request's obstacle, ``wait`` waits for its end.
 
 Reservations, the wait queue, the pausing requests of this node, and the turns of the leaders decide the order. These
 four only affect timing: no vote on a transaction depends on them.
@@ -34,21 +34,21 @@ class WaitFor:
 
 @dataclass(frozen=True, slots=True)
 class HoldBack:
-    """The request waits for the end of a reservation."""
+    """The request waits for the end of another request's reservation."""
 
     reservation: Txid
 
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """The request stays behind an earlier request of this node that pauses."""
+    """The request waits behind an earlier request of this node that pauses."""
 
     head: int
 
 
 @dataclass(frozen=True, slots=True)
 class OthersTurn:
-    """The turn of other leaders: for some milliseconds after a transaction of ``leader``, only they use the keys."""
+    """The request waits for the turns of other leaders, which follow a transaction of ``leader`` on the same keys."""
 
     left_ms: float
     leader: str
@@ -58,7 +58,7 @@ Obstacle = Pause | WaitFor | HoldBack | LineUp | OthersTurn
 
 
 class Contention:
-    """The obstacles of requests, and their waiting.
+    """The obstacles of requests, and the requests that wait for them.
 
     Args:
         rollbacks: our transactions that were given up; no request waits for their ends.
@@ -69,10 +69,10 @@ class Contention:
         self.turns = Turns(state)  # the order of the leaders that want the same keys
         # The requests that wait for a transaction, a reservation or another request.
         self.wait_queue = WaitQueue(in_flight, ready, self._wait_for_turn, self.turns)
-        # The access sets on which leaders begin no transaction, so that one large request can commit.
+        # The access sets with which no leader's transaction may conflict for a moment, so that a large request commits.
         self.reservations = Reservations(state, in_flight, self.wait_queue, self.pause)
 
-    def before(self, inflight: InFlight, kind: str = ROWS) -> Obstacle | None:
+    def obstacle(self, inflight: InFlight, kind: str = ROWS) -> Obstacle | None:
         """Return the obstacle of a request whose transaction conflicts with no commit; None if it may begin."""
         state, access_set = self.state, inflight.access_set
         assert access_set is not None
@@ -83,38 +83,38 @@ class Contention:
         # Our own vote would reject the transaction (V9), and its BEGIN would only disturb the pending ones. So the
         # request waits here for their end.
         for found in state.votes.pending.conflicts(access_set):
-            if found.other not in self.rollbacks:  # our BEGIN carries their rollbacks
-                inflight.lost = found
+            if found.other not in self.rollbacks:  # otherwise our BEGIN carries the rollback
+                inflight.last_conflict = found
                 self.reservations.reserve_if_needed(inflight, access_set, kind)
                 state.counts["waited"] += 1
                 return WaitFor(found.other)
         # The other requests for these keys wait for this request's reservation, so this request must not wait for them.
         if inflight.goes_first:
             return None
-        # An earlier request of this node may pause for the same keys. It goes first: otherwise the newest request would
-        # always win.
+        # An earlier request of this node that pauses for the same keys goes first: otherwise the newest would always
+        # win.
         head = self.wait_queue.head(inflight, access_set) if self.wait_queue.heads else None
         if head is not None:
             return LineUp(head)
         left_ms, leader = self.turns.left_ms(access_set) if self.turns.until else (0.0, "")
         return OthersTurn(left_ms, leader) if left_ms else None
 
-    def last_before(self) -> WaitFor | None:
-        """Return the wait for another leader's pending transaction on the keys reserved here, or None.
+    def rival_on_reserved_keys(self) -> WaitFor | None:
+        """Return the wait for a pending transaction on the keys of the honoured reservation, or None.
 
-        The other leader began the transaction before the reservation reached it. Until the transaction ends, the
-        request that goes first would fail again.
+        Its leader began it before the reservation arrived there. Until it ends, the request with the reservation would
+        fail again.
         """
-        held = self.reservations.held
+        held = self.reservations.honoured
         assert held is not None, "a request goes first as long as its reservation is honoured here"
         for found in self.state.votes.pending.conflicts(held.access_set):
-            if found.other not in self.rollbacks:  # those are earlier attempts of this node
+            if found.other not in self.rollbacks:  # earlier attempts of this node do not count
                 self.state.counts["waited"] += 1
                 return WaitFor(found.other)
         return None
 
     def wait(self, inflight: InFlight, obstacle: Obstacle) -> None:
-        """Let a request wait until an obstacle is gone; the request is then ready again."""
+        """Let a request wait until an obstacle is gone, and then queue it for its next stage."""
         match obstacle:
             case Pause(after_ms):
                 self.pause(inflight, after_ms)
@@ -143,22 +143,22 @@ class Contention:
         self.state.timers.move(after_ms, Timer.REQUEST_AGAIN, inflight.number)
 
     def pause_rejected(self, inflight: InFlight, base: Vector, winner: str, *, is_here: bool) -> None:
-        """Execute a request again at its turn, after its transaction was given up for a transaction of another leader.
+        """Execute a request again at its turn, after its transaction was given up because of another leader's.
 
-        Requests of several leaders are then executed again at about the same time. Random pauses would have to be much
-        longer than a commit before one of them gets through, so the leaders take turns here, too.
+        Requests of several leaders are then executed again at about the same time. With random pauses, one of them
+        would commit only if the pauses were much longer than a commit, so the leaders take turns.
 
         Args:
             base: the base of its transaction.
-            winner: the leader whose transaction is committed or will be; empty if possibly no transaction has won.
+            winner: the leader whose transaction is or will be committed; empty if perhaps none of them will be.
             is_here: whether this node has the winner's commit.
         """
-        has_winner = winner not in ("", self.state.me)  # our own name: voters hold an earlier transaction
+        has_winner = winner not in ("", self.state.me)  # our own name: voters hold an earlier transaction of ours
         commits = 0 if is_here else 1
         before = self.turns.before(winner) if has_winner else []
         places = len(before)
         if not has_winner:
-            # No transaction has won: each leader rejects the transactions of the others until its own is rolled back.
+            # Perhaps a tie: each leader rejects the transactions of the others until its own is rolled back.
             commits, places = 2, self.turns.place_after_tie(base)
         turns_ms = places * self.turns.turn_ms(alters=inflight.alters)
         self.pause(inflight, max(1.0, 1000 * self.state.commit_s * commits + turns_ms))
@@ -169,11 +169,11 @@ class Contention:
         self.pause(inflight, after_ms)
         inflight.turn = self.state.clock.now.seconds, self.turns.before(leader)
         inflight.contested = True
-        # A request for very many keys conflicts with every turn, so it would never be executed.
+        # A request for very many keys conflicts with every turn, and would wait for ever without a reservation.
         if inflight.access_set is not None:
             self.reservations.reserve_if_needed(inflight, inflight.access_set)
 
     def unblock_behind(self, inflight: InFlight) -> None:
-        """Unblock the requests behind a request, and those that wait for its reservation to end."""
+        """Unblock the requests behind a request, and end its reservation."""
         self.reservations.ended(inflight)
         self.wait_queue.unblock_behind(inflight)

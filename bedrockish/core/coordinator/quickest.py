@@ -41,7 +41,7 @@ class QuickestVoters:
         return min(max(settings.ask_rest_ms, 1000 * self._late_s(asked)), settings.closing_lag_ms_min / 2)
 
     def patience_s(self, asked: Iterable[str]) -> float:
-        """Return the seconds for which a question about every key waits; then its reads ask about single keys."""
+        """Return the seconds for which a question about every key waits; then its reads ask about their own keys."""
         return min(max(PATIENCE_S, self._late_s(asked)), self.state.settings.suspicion_ms / 1000)
 
     def _late_s(self, asked: Iterable[str]) -> float:

@@ -35,17 +35,16 @@ class Replies:
         return Answer(prepared.result, Token(vector, max(seen.clock, clock)), None, inflight.attempts)
 
     def decided(self, number: int, txid: Txid, answer: Answer) -> None:
-        """Let a request wait until its committed schema change is in force here."""
+        """Let a request wait until a committed schema change of the same command is in force here."""
         inflight = self.in_flight.get(number)
         if inflight is not None:
             self.schema_barrier.decide(inflight, txid, answer)
             self.contention.unblock_behind(inflight)
 
     def activated(self, txid: Txid, failure: str) -> None:
-        """Answer the requests for a schema change that came into force, or, with ``failure``, that the data forbade."""
-        # Without this turn, a client that is answered here could begin its next schema change before the changes that
-        # wait.
-        self.contention.turns.reserve(txid, CHANGES)
+        """Answer the requests for a schema change that came into force, or, with ``failure``, failed on the data."""
+        # Otherwise a client that is answered here could begin its next schema change before the changes that wait.
+        self.contention.turns.start_turns(txid, CHANGES)
         for inflight in self.schema_barrier.activated(txid):
             assert inflight.answer is not None
             self.finish(inflight, requests.schema_failed(failure) if failure else inflight.answer)
@@ -76,8 +75,8 @@ class Replies:
         """Answer a request, or run it again, after the end of one of its transactions."""
         inflight.open.discard(transaction.txid)
         if commit:
-            # The transaction ended in this step, so it is in the window. If it was adopted, its place may be in another
-            # timeline.
+            # The transaction ended in this step, so it is in the conflict window. If it was adopted, its place is in
+            # another leader's timeline.
             place = self.state.commit_window.known[transaction.txid].places[0]
             answer = requests.committed(self.state, inflight, transaction, place)
             # A committed schema change is not in force yet, and the data may still forbid it, so its client waits.
@@ -87,14 +86,14 @@ class Replies:
                 self.finish(inflight, answer)
         # A recovery or safe time has rolled the transaction back: the command is executed again, unless the request is
         # already in flight with a later transaction.
-        elif inflight.stage is Stage.IN_FLIGHT and inflight.begun == transaction.txid.clock:
+        elif inflight.stage is Stage.VOTING and inflight.last_clock == transaction.txid.clock:
             self.contention.pause(inflight, requests.RETRY_MS_MIN * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:
             self.finish(inflight, requests.did_not_happen(inflight, self.state))
 
     def end(self, inflight: InFlight, error: BedrockishError) -> None:
-        """Answer a request with an error, as soon as none of its attempts can still commit."""
-        # A recovery may still commit an attempt whose end is unknown, so the answer "did not happen" has to wait.
+        """Answer a request with an error as soon as none of its attempts can still commit."""
+        # A recovery may still commit an attempt whose outcome is unknown.
         if not inflight.open:
             self.finish(inflight, error)
             return

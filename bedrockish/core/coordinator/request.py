@@ -30,27 +30,27 @@ from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, merge
 
-ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
-UNFIT_MAX = 5  # how often a request's clock may be too old at the end of an execution; then the request fails
+ENDING_MS = 1_500  # how long a request whose deadline has passed waits for the end of its last attempt
+STALE_CLOCKS_MAX = 5  # a request fails if its transaction clock is too old after more executions than this
 KEY_BYTES = 32  # the length of a key, for estimates
 RETRY_MS_MIN, RETRY_MS_MAX = 2, 200  # pause before a rejected command runs again; doubled each time, with jitter
 READ_AGAIN_MS = 5  # pause before a strict read is executed again after a conflict
-NAMED_MAX = 256  # most transactions in a voter's answer to a question about every key
-NAMED_BEFORE = 16  # most in any other answer; in the releases 0.2.0 and 0.2.1, in every answer
+NAMED_MAX = 256  # most transactions that a CHECKED names if the CHECK asks about every key
+NAMED_BEFORE = 16  # most transactions in any other CHECKED; in the releases 0.2.0 and 0.2.1, in every CHECKED
 
 
 class Stage(Enum):
     """The work or the wait in which a request is now."""
 
-    TOKEN = "waits until this node has seen what its session has"
+    TOKEN = "waits until this node has the commits that its session has seen"
     EXECUTING = "is being executed"
     CHECKING = "asks a majority whether its read is valid"
-    BEHIND = "waits for the ends of the transactions that a majority knew"
-    AHEAD = "waits until its transaction's pieces are at a quorum"
+    CATCHING_UP = "waits for the ends of the transactions that a majority has named"
+    OFFERED = "waits until its transaction's pieces are at a quorum"
     CLOCK = "asks a majority for a transaction clock"
     WAITING = "waits for a transaction that it conflicts with"
     PAUSED = "pauses before it is executed again"
-    IN_FLIGHT = "waits for approvals"
+    VOTING = "waits for approvals"
     SCHEMA = "waits until a schema change is in force"
     ACTIVATING = "is a schema change that was committed, and waits until it is in force"
     ENDING = "is past its deadline and waits for the end of its last attempt"
@@ -59,22 +59,23 @@ class Stage(Enum):
 
 
 _ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # entered at the deadline, and when a schema change is committed
-_AGAIN = (
-    frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS
-)  # the stages that lead to another execution, or end the request
+# The stages after a wait: another execution, its clock, a further obstacle, or an end.
+_AGAIN = frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS
 
-# The stages of a request as one automaton: by stage, the possible next stages. An answered request has no stage.
+# The stages of a request as a state machine: by stage, the possible next stages. An answered request has no stage.
 MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.TOKEN: _AGAIN,
-    Stage.EXECUTING: _AGAIN | {Stage.CHECKING, Stage.AHEAD, Stage.IN_FLIGHT, Stage.PAUSED},
+    Stage.EXECUTING: _AGAIN | {Stage.CHECKING, Stage.OFFERED, Stage.VOTING, Stage.PAUSED},
     Stage.CLOCK: _ENDS | {Stage.EXECUTING, Stage.CHECKING},
-    Stage.CHECKING: _ENDS | {Stage.PAUSED, Stage.WAITING, Stage.SCHEMA, Stage.BEHIND},
-    Stage.BEHIND: _AGAIN,
-    Stage.AHEAD: _ENDS | {Stage.EXECUTING},
-    # To IN_FLIGHT if the request shares the transaction of the request before it; to PAUSED while others have a turn.
-    Stage.WAITING: _AGAIN | {Stage.IN_FLIGHT, Stage.PAUSED},
+    Stage.CHECKING: _ENDS | {Stage.PAUSED, Stage.WAITING, Stage.SCHEMA, Stage.CATCHING_UP},
+    Stage.CATCHING_UP: _AGAIN,
+    Stage.OFFERED: _ENDS | {Stage.EXECUTING},
+    # To VOTING if the request shares the transaction of the request before it; to PAUSED while other leaders have a
+    # turn.
+    Stage.WAITING: _AGAIN | {Stage.VOTING, Stage.PAUSED},
     Stage.PAUSED: _AGAIN,
-    Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # if the transaction is given up: its first request pauses
+    # If the transaction is given up, its first request pauses, and the requests that share it wait for that one.
+    Stage.VOTING: _ENDS | {Stage.PAUSED, Stage.WAITING},
     Stage.SCHEMA: _AGAIN,
     Stage.ENDING: frozenset({Stage.ACTIVATING}),  # the last attempt turned out to be a committed schema change
     Stage.ACTIVATING: frozenset(),
@@ -86,34 +87,34 @@ class Awaited:
     """The transactions whose ends a strict read of the cluster's own tables waits for."""
 
     config: int  # the version of the membership whose majority was asked
-    names: set[Txid] = field(default_factory=set)  # the transactions that are open here, or committed and not applied
-    safe: int = 0  # the clock that safe time has to reach, because an answer had no room for all transactions
-    asked: int = 0  # how often the leaders of these transactions were asked for outcomes
+    txids: set[Txid] = field(default_factory=set)  # those that are still open here, or committed and not applied
+    safe: int = 0  # the clock that safe time has to reach if a voter's answer had no room for all transactions; else 0
+    times_asked: int = 0  # how often the leaders of these transactions were asked for outcomes
 
     def add(self, others: Iterable[Txid], clock: int) -> None:
         """Add the transactions that a voter has named; ``clock`` is the voter's clock then."""
         named = tuple(others)
-        self.names.update(named)
-        # The answer may be cut off. Each transaction that is pending or committed at the voter has a clock up to the
-        # voter's, and once safe time has reached that clock, all of them have ended and every commit is applied.
+        self.txids.update(named)
+        # The voter may know more transactions than it could name. None of them has a clock above the voter's: once safe
+        # time has reached that clock, all of them have ended, and the commits among them are applied.
         if len(named) == NAMED_BEFORE or len(named) >= NAMED_MAX:
             self.safe = max(self.safe, clock)
 
-    def is_over(self, state: State) -> bool:
+    def have_ended(self, state: State) -> bool:
         """Return whether all awaited transactions have ended, and the commits among them are applied here."""
         safe, outcomes = state.clock.safe, state.votes.outcomes
-        self.names = {
+        self.txids = {
             txid
-            for txid in self.names
+            for txid in self.txids
             # Up to safe time, every commit is applied, and every other transaction was rolled back.
             if txid.clock > safe and outcomes.get(txid) is not False and not state.is_applied(txid)
         }
-        return not self.names and self.safe <= safe
+        return not self.txids and self.safe <= safe
 
 
 @dataclass(slots=True)
 class InFlight:
-    """One client's request.
+    """One client's request, from its arrival to its answer.
 
     Why so large: One request passes through all stages, and its error names the reasons of all of its attempts.
     """
@@ -125,49 +126,51 @@ class InFlight:
     attempts: int = 0  # how often the request was executed
     rejections: int = 0  # how often voters rejected its transactions
     access_set: AccessSet | None = None  # the access set of its last execution
-    read: Prepared | None = None  # its execution, if it only read, while a majority is asked about the reads
+    # Its last execution, if that only read: the answer waits until a majority was asked about the reads or the clock.
+    unchecked_read: Prepared | None = None
     open: set[Txid] = field(default_factory=set)  # its transactions whose end is not known yet
-    # The requests that wait until this request is in flight or has ended.
+    # The numbers of the requests that wait until this request has begun a transaction or has ended.
     behind: deque[int] = field(default_factory=deque)
-    last: Reject | None = None  # the last reject that named another transaction
+    last_reject: Reject | None = None  # the last reject that named another transaction
     wants_clock: bool = False  # whether it calls transaction_clock()
-    begun: int = 0  # the last clock with which it has begun a transaction
-    unfit: int = 0  # how often its clock was too old at the end of its execution
-    # Why no transaction was begun, or why a voter rejected the transaction for our clock; a part of the error if the
-    # request did not happen.
+    last_clock: int = 0  # the last clock with which it has begun a transaction
+    stale_clocks: int = 0  # how often its clock was too old at the end of its execution
+    # For the error if the request does not happen: why this node has begun no transaction, or why a voter has rejected
+    # the transaction's clock; else empty.
     refusal: str = ""
-    late: str = ""  # the last voter whose closed time was past the request's transaction when its BEGIN arrived
-    differs: str = ""  # the last voter that had other rows than this node
+    late_voter: str = ""  # the last voter that rejected a transaction of the request as TOO LATE
+    differing_voter: str = ""  # the last voter that rejected one because its rows differ from this node's rows
     once: bool = False  # whether it cannot be executed again, because its client has seen its reads and acted on them
-    is_long: bool = False  # whether its deadline was extended, because it was executed at its first deadline
+    is_long: bool = False  # whether its deadline was extended (``extend``)
     error: BedrockishError | None = None  # the error to answer when the last of its attempts has ended without a commit
     # The error of its execution, while a majority is asked whether the error rests on the newest data.
-    refused: BedrockishError | None = None
+    unchecked_error: BedrockishError | None = None
     answer: Answer | None = None  # the answer to send when its schema change is in force
-    ahead: Prepared | None = None  # its execution, while the pieces are under way to a quorum
-    # Its last execution, if that is large: the next attempt uses it again if a new execution would have the same
-    # result.
+    offered: Prepared | None = None  # its execution, while the pieces of it are under way to a quorum
+    # Its last execution, if that is large: after a conflict it is proposed again if no newer commit changes its result.
     kept: Prepared | None = None
     contested: bool = False  # whether it has waited for other transactions, or was rejected because of one
     writes: bool = False  # whether an execution of it has written, or the driver knows that it writes
     alters: bool = False  # whether its last execution changed the schema
-    hasty: int = 0  # how often its schema change would have come into force too soon for a voter
+    early_activations: int = 0  # how often its schema change would have come into force too soon for a voter
     # Whether it shares a transaction only because it arrived in the same batch, and so need not wait for the others.
-    is_free: bool = False
+    only_batched: bool = False
     was_divided: bool = False  # whether the group of requests with which it was batched has met a conflict
     # While the request pauses for its turn: seconds at which the pause began, and the leaders whose turns come first.
     turn: tuple[float, list[str]] | None = None
-    came: float = 0.0  # seconds at which it arrived
+    arrived_at: float = 0.0  # seconds at which it arrived
     # ``executed_at`` and ``took_s``: seconds at which its last execution began, and how long the execution took.
     executed_at: float = 0.0
-    took_s: float = 0.0
+    execution_s: float = 0.0
     reserves: bool = False  # whether it has a reservation (``Reservations``)
     goes_first: bool = False  # whether its reservation is honoured now
-    lost: Conflict | None = None  # the conflict of its last failed execution here: another transaction, and a key
-    awaited: Awaited | None = None  # the transactions that it waits for at the stage BEHIND
+    last_conflict: Conflict | None = (
+        None  # the conflict of its last failed execution here: another transaction, and a key
+    )
+    awaited: Awaited | None = None  # the transactions that it waits for at the stage CATCHING_UP
     # For a strict read of the cluster's own tables, a vector with every commit that was acknowledged before the request
     # arrived; None if none is known.
-    level: Vector | None = None
+    required_vector: Vector | None = None
 
     @property
     def can_share(self) -> bool:
@@ -182,22 +185,22 @@ class InFlight:
         self.stage = stage
 
     def keep(self, prepared: Prepared) -> None:
-        """Keep an execution, to begin it again after a conflict."""
-        # An execution is not kept if other requests share it, or if its client got its clock or its reads: these belong
-        # to one snapshot.
+        """Keep an execution, to propose it again after a conflict."""
+        # Not kept: an execution that other requests share, or whose clock or reads the client has seen, because these
+        # belong to one snapshot.
         if not (self.once or prepared.clock or prepared.joined):
             self.kept = prepared
 
     def extend(self, state: State) -> bool:
-        """Move the deadline once, if the request is at work and its client has more time; return whether it moved.
+        """Extend the deadline once, if this node is at work on the request and its client has time; return whether.
 
-        The request is at work while it is executed, or its pieces are under way: another node would have to start from
-        the beginning.
+        At work means: the request is being executed, its pieces are under way, or it has a reservation. Another node
+        would have to start from the beginning.
         """
         more_s = self.request.longest_s - self.request.timeout_s
         # A request that waits for others is not extended, unless it has a reservation: another node may be quicker. Nor
         # is a request whose pieces this node cannot send to a quorum: another node may reach one.
-        travels = self.stage is Stage.AHEAD and 1 + len(state.roster.voters_up()) >= state.roster.quorum
+        travels = self.stage is Stage.OFFERED and 1 + len(state.roster.voters_up()) >= state.roster.quorum
         is_at_work = self.stage is Stage.EXECUTING or travels or self.reserves
         if not is_at_work or more_s <= 0 or self.is_long:
             return False
@@ -207,25 +210,21 @@ class InFlight:
         return True
 
 
-# The end of a stage: the result of an execution; whether a strict read is valid, or the transactions that it has to
-# wait for; None for a wait that is over.
-End = Executed | Overtaken | ClockWanted | Failed | Awaited | bool | None
+# The result of a stage: that of an execution; whether a strict read is valid, or the transactions that it has to wait
+# for; None at the end of a wait.
+StageResult = Executed | Overtaken | ClockWanted | Failed | Awaited | bool | None
 
 
 class Ready:
-    """The queue of requests that move to another stage in this step.
-
-    Timers, completions and the parts of the coordinator that unblock a request only add it here.
-    """
+    """The queue of the requests whose stage has ended; ``Coordinator.advance`` moves each to its next stage."""
 
     def __init__(self) -> None:
-        # The requests by number, each with its stage when it was added, and the end of that stage. Empty at the end of
-        # most events.
-        self.queue: dict[int, tuple[InFlight, Stage, End]] = {}
+        # The requests by number, each with its stage when it was added, and the result of that stage.
+        self.queue: dict[int, tuple[InFlight, Stage, StageResult]] = {}
 
-    def add(self, inflight: InFlight, end: End = None) -> None:
-        """Enqueue a request whose stage has ended; the entry is ignored if the stage changes first."""
-        self.queue[inflight.number] = inflight, inflight.stage, end
+    def add(self, inflight: InFlight, result: StageResult = None) -> None:
+        """Enqueue a request whose stage has ended; ``advance`` skips it if the request has changed its stage."""
+        self.queue[inflight.number] = inflight, inflight.stage, result
 
 
 def committed(state: State, inflight: InFlight, transaction: Transaction, place: tuple[str, int]) -> Answer:
@@ -269,7 +268,7 @@ def make_transaction(
 
 
 def is_large(prepared: Prepared, limit: int) -> bool:
-    """Return, from an estimate, whether an execution is too large to be sent in the BEGIN itself."""
+    """Return whether an execution, by an estimate of its size, is too large to be sent in the BEGIN itself."""
     keys = prepared.access_set
     # Encoding the execution for its exact size would take as long as cutting it into pieces.
     size = len(prepared.changes) + len(prepared.result) + KEY_BYTES * (len(keys.read_points) + len(keys.write_points))
@@ -279,7 +278,7 @@ def is_large(prepared: Prepared, limit: int) -> bool:
 
 
 def schema_failed(failure: str) -> BedrockishError:
-    """Return the error for a committed schema change that failed on the data when it was to come into force."""
+    """Return the error for a committed schema change that failed on the data at its activation."""
     if failure.startswith(OVERTAKEN):
         return ConflictError(
             f"rows that the schema change depends on were changed before it came into force: {failure}; the change "
@@ -347,7 +346,7 @@ def _voters_by_reach(state: State) -> dict[str, str]:
 
 
 def came_too_late(peer: str) -> str:
-    """Return the part of an error that says that a BEGIN reached a voter too late."""
+    """Return the end of an error text: a BEGIN reached a voter too late."""
     return (
         f": it reached {peer} later than closing_lag_ms allows; check the disk here and the network, or raise "
         "closing_lag_ms at every node"
@@ -370,7 +369,7 @@ def retry_pause_ms(inflight: InFlight, settings: Settings, draw: float) -> float
     is longer, and the arrival of the change ends it.
     """
     ceiling: float = min(RETRY_MS_MAX, RETRY_MS_MIN * 2 ** min(inflight.rejections, 10))
-    if inflight.last is not None and is_clock(inflight.last.key):
+    if inflight.last_reject is not None and is_clock(inflight.last_reject.key):
         ceiling = max(ceiling, settings.schema_delay_ms)
     # Random, because two requests that rejected each other would otherwise meet again. Never 0: an immediate attempt
     # would fail again.
@@ -400,13 +399,13 @@ FORGED = (
 
 
 def lagging(error: BedrockishError) -> BedrockishError:
-    """Return a refusal with the mark ``lagging``: this node knows of commits that it lacks."""
+    """Return an error with the detail ``lagging``: this node knows of commits that it lacks."""
     return type(error)(error.message, **{**error.details, "lagging": True})
 
 
 def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
     """Return the error for a request whose attempts here have all ended without a commit."""
-    reject, request = inflight.last, inflight.request
+    reject, request = inflight.last_reject, inflight.request
     # The most specific reason comes first, because a client can act on it.
     if not inflight.attempts and not state.has_seen(request.token):
         return UnavailableError(
@@ -416,33 +415,34 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
         return inflight.error
     if inflight.refusal:
         return UnavailableError(f"command {request.command} did not happen: {inflight.refusal}")
-    if inflight.ahead is not None:
+    if inflight.offered is not None:
         # The error names the bytes, so that a reader can tell whether the link was fast enough.
-        size = len(inflight.ahead.changes) + len(inflight.ahead.result)
+        size = len(inflight.offered.changes) + len(inflight.offered.result)
         return DeadlineError(
             f"the {size} bytes of command {request.command} were not at a quorum of {state.roster.quorum} nodes in "
             f"{request.timeout_s:g} s; the command did not happen: give it more time, or split it into several"
         )
     awaited = inflight.awaited
-    if awaited is not None and inflight.level is None:
-        missing = f"{min(awaited.names)} and perhaps others" if awaited.names else "all of them"
+    if awaited is not None and inflight.required_vector is None:
+        missing = f"{min(awaited.txids)} and perhaps others" if awaited.txids else "all of them"
         return DeadlineError(
             f"strict read {request.command}: transactions were under way when it began, and node {state.me} did not "
             f"learn in {request.timeout_s:g} s the outcomes of {missing}; run it again, or read at the level session"
         )
     if reject is not None and reject.other is not None:
-        # A voter with other rows still holds an earlier attempt: each later attempt conflicts with that by the command.
-        if inflight.differs and reject.key == command_key(request.command):
+        # A voter still holds an earlier attempt, with which each later attempt conflicts by the key of the command. The
+        # cause is the voter with other rows, which rejected the earlier attempt.
+        if inflight.differing_voter and reject.key == command_key(request.command):
             return UnavailableError(
-                f"command {request.command} did not happen: {rows_differ(state.me, inflight.differs)}"
+                f"command {request.command} did not happen: {rows_differ(state.me, inflight.differing_voter)}"
             )
         return _conflict_error(inflight, reject.other, reject.key, state)
-    if inflight.lost is None or inflight.late:
+    if inflight.last_conflict is None or inflight.late_voter:
         return DeadlineError(
             f"no quorum of {state.roster.quorum} approvals in {request.timeout_s:g} s; command {request.command} "
-            f"did not happen{came_too_late(inflight.late) if inflight.late else ''}"
+            f"did not happen{came_too_late(inflight.late_voter) if inflight.late_voter else ''}"
         )
-    return _conflict_error(inflight, inflight.lost.other, inflight.lost.key, state)
+    return _conflict_error(inflight, inflight.last_conflict.other, inflight.last_conflict.key, state)
 
 
 MEMBERS_OR_USERS = "the members or users of the cluster"
@@ -472,7 +472,7 @@ def _conflict_error(inflight: InFlight, other: Txid, key: bytes, state: State) -
 
 
 def _advice(inflight: InFlight, key: bytes) -> str:
-    """Return advice for a request that lost to writes of other requests into a range; empty for single keys."""
+    """Return advice for a request that conflicts in a range that it reads or writes; empty for a single key."""
     access_set = inflight.access_set
     is_of_a_command = key.startswith(command_key(""))
     if access_set is None or is_of_a_command or key in access_set.touched or not access_set.has_ranges:

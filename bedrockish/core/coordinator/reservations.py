@@ -1,18 +1,19 @@
 """Reservations: other requests wait for a moment, so that a statement over a large part of a busy table can commit.
 
-Such a statement conflicts with every commit on that table between its snapshot and its own decision. While clients
-write rows of the table all the time, at any node, it would be executed again for ever. So after some failed executions
-its node gossips a *reservation*: the access set of the statement, and a duration. Until the reservation ends, no leader
-begins a transaction that conflicts with it; the requests that wait for it go on afterwards. A change of the members
-conflicts with every transaction, so its node makes a reservation at once.
+Such a statement conflicts with every commit on that table between its snapshot and its own commit. While clients write
+rows of the table all the time, at any node, it would be executed again for ever. So after some failed executions its
+node gossips a *reservation*: the access set of the statement, and a duration. Until the reservation ends, no leader
+begins a transaction that conflicts with it; requests for such transactions wait. A change of the members conflicts with
+every transaction, so its node makes a reservation at once.
 
-The votes do not depend on reservations. Like turns they only affect timing: a leader that does not receive one, or is
-of an older release, costs the statement another execution. Each node bounds the time that reservations can cost its own
-requests:
+The votes do not depend on reservations. Like turns they only affect timing: if a leader does not receive one, or is of
+an older release, its transactions cost the statement another execution. Each node bounds the time that reservations can
+cost its own requests:
 
 * One reservation is honoured at a time, the oldest of all that are gossiped.
 * It ends with its request, when its node falls silent, and after its duration, which is ``reserve_ms`` at most.
-* All reservations together get a quarter of the time. A reservation whose duration is not available yet has to wait.
+* All reservations together get a quarter of the time. A reservation waits until its whole duration is within that
+  share.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,20 +40,20 @@ from bedrockish_journal.model.access_set import (
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Txid
 
 ATTEMPTS_MIN, AGE_S_MIN = 2, 0.5  # a request makes a reservation after this many executions and this many seconds
-WIDE = 64  # keys: a request for fewer keys and for no range never makes a reservation
+KEYS_MIN = 64  # a request for fewer keys and for no range never makes a reservation
 CHANGE_MS = 1_000  # shortest reservation of a change of the members: its node may not know how long commits take
-TIMES = 2.5  # the duration of a reservation, as a multiple of the time of the request's last failed execution
-SETTLING = 4  # commit times in which transactions begun before the reservation arrived have usually ended
-SHARE = 0.25  # the share of the time for all reservations together
-CLOCKS = clocks_from(0)
-SAID_BYTES = 2_000  # an access set up to this size is gossiped exactly; a larger one as its tables and indexes
+EXECUTIONS = 2.5  # the duration of a reservation, as a multiple of the time of the request's last failed execution
+SETTLING = 4  # commit times after which the transactions that began before a reservation arrived have usually ended
+TIME_SHARE = 0.25  # the share of the time for all reservations together
+ALL_CLOCKS = clocks_from(0)
+EXACT_BYTES_MAX = 2_000  # an access set up to this size is gossiped exactly; a larger one as its tables and indexes
 
 
 class Reservation(NamedTuple):
     """An access set that a leader reserves. ``txid``: the clock of the request, and the leader; not a transaction."""
 
     txid: Txid
-    for_ms: int
+    duration_ms: int
     access_set: AccessSet
 
 
@@ -67,31 +68,31 @@ class Reservations:
         pause: Callable[[InFlight, float], None],  # executes a request again after some milliseconds
     ) -> None:
         self._state, self._in_flight, self._wait_queue, self._pause = state, in_flight, wait_queue, pause
-        self.held: Reservation | None = None  # the reservation that is honoured here now, or None
+        self.honoured: Reservation | None = None  # the reservation that is honoured here now, or None
         self.is_changed = False  # whether this node's own reservation has changed and has to be gossiped
         self.latest: dict[str, Reservation] = {}  # the latest reservation of each leader, including this node's own
-        self._spent: dict[str, Txid] = {}  # by leader, its last reservation that was honoured for its full duration
+        self._used_up: dict[str, Txid] = {}  # by leader, its last reservation that was honoured for its full duration
         self._own: int | None = None  # the request that has this node's reservation
         self._until = 0.0  # seconds at which the honoured reservation ends
-        # ``_left_s``: the seconds that reservations could get at the moment ``_as_of``; grows, up to ``reserve_ms``.
+        # ``_left_s``: the seconds that were available for reservations at the moment ``_as_of``; these grow with time.
         self._left_s, self._as_of = state.settings.reserve_ms / 1000, state.clock.now.seconds
 
     # -- our own ---------------------------------------------------------------------------------------------------
 
     def reserve_if_needed(self, inflight: InFlight, access_set: AccessSet, kind: str = ROWS) -> None:
-        """Make a reservation for a request that has lost to other transactions or waits for them, if it qualifies.
+        """Make a reservation for a request that conflicts with other transactions, if it qualifies.
 
         Args:
             access_set: the access set of its last execution.
         """
         if not self._qualifies(inflight, access_set, kind):
             return
-        # The request is executed again and again without a commit. The requests behind it must not wait as long, or
-        # they would need reservations themselves.
+        # The request is executed again and again without a commit. If the requests behind it waited all that time, they
+        # would need reservations themselves.
         self._wait_queue.unblock_behind(inflight)
-        # A longer execution would not end within a reservation, and the requests that hold back would have waited for
-        # nothing. A kept execution need not be repeated.
-        is_short = inflight.kept is not None or 1000 * inflight.took_s < self._state.settings.reserve_ms
+        # A longer execution would not end within its reservation, so others would wait for nothing. A kept execution is
+        # not repeated.
+        is_short = inflight.kept is not None or 1000 * inflight.execution_s < self._state.settings.reserve_ms
         if self._own is None and is_short:
             self._ask(inflight, without_names(access_set), CHANGE_MS if kind == MEMBERS else 0)
 
@@ -101,21 +102,22 @@ class Reservations:
             return False
         if kind == MEMBERS:
             return True
-        if inflight.attempts < ATTEMPTS_MIN or self._state.clock.now.seconds - inflight.came < AGE_S_MIN:
+        if inflight.attempts < ATTEMPTS_MIN or self._state.clock.now.seconds - inflight.arrived_at < AGE_S_MIN:
             return False
         # Changes of the schema are excluded, by their kind or by their range of clocks: after a rejection, the next
         # attempt of a change has a longer delay until it comes into force.
-        if kind != ROWS or any(low < CLOCKS[1] and CLOCKS[0] < high for low, high in access_set.write_ranges):
+        first, end = ALL_CLOCKS
+        if kind != ROWS or any(low < end and first < high for low, high in access_set.write_ranges):
             return False
-        return access_set.has_ranges or len(without_names(access_set).touched) >= WIDE
+        return access_set.has_ranges or len(without_names(access_set).touched) >= KEYS_MIN
 
     def _ask(self, inflight: InFlight, access_set: AccessSet, at_least_ms: int) -> None:
         state = self._state
-        wanted_ms = max(at_least_ms, 1000 * (TIMES * inflight.took_s + 3 * SETTLING * state.commit_s))
+        wanted_ms = max(at_least_ms, 1000 * (EXECUTIONS * inflight.execution_s + 3 * SETTLING * state.commit_s))
         for_ms = min(state.settings.reserve_ms, 1 + round(wanted_ms))
-        access_set, said = short(access_set)
+        access_set, encoded = shortened(access_set)
         txid = Txid(state.clock.tick(), state.me)
-        state.reserved = (txid.clock, for_ms, said)
+        state.reserved = (txid.clock, for_ms, encoded)
         self._own, self.is_changed = inflight.number, True
         self.latest[state.me] = Reservation(txid, for_ms, access_set)
         inflight.reserves = True
@@ -123,7 +125,7 @@ class Reservations:
         self.choose()
 
     def ended(self, inflight: InFlight) -> None:
-        """End the reservation of a request that is over."""
+        """End the reservation of a request that was answered or dropped."""
         if inflight.reserves:
             self._withdraw(inflight)
             self.choose()
@@ -139,7 +141,7 @@ class Reservations:
         return None if self._own is None else self._in_flight.get(self._own)
 
     def settling_ms(self) -> float:
-        """Return the milliseconds that a request with a reservation pauses, so that earlier transactions end."""
+        """Return the milliseconds after which, with a reservation, earlier transactions have usually ended."""
         return 1000 * SETTLING * self._state.commit_s
 
     # -- of all leaders --------------------------------------------------------------------------------------------
@@ -149,13 +151,13 @@ class Reservations:
 
         Changes of the schema or of the members never wait: they are short.
         """
-        held = self.held
+        held = self.honoured
         if held is None or inflight.goes_first or kind != ROWS or conflict(access_set, held.access_set) is None:
             return None
         return held.txid
 
     def heard(self, peer: str, reserved: Reserved) -> None:
-        """Record the reservation of a peer; None ends it.
+        """Record the reservation in a peer's gossip; None: the peer has none any more.
 
         Raises:
             EntryMalformedError: its access set cannot be read.
@@ -166,10 +168,10 @@ class Reservations:
                 del self.latest[peer]
                 self.choose()
             return
-        clock, for_ms, said = reserved
+        clock, for_ms, encoded = reserved
         if known is not None and known.txid.clock == clock:
             return  # the reservation is known already: each gossip repeats it
-        access_set = read_access_set(said)
+        access_set = read_access_set(encoded)
         self.latest[peer] = Reservation(Txid(clock, peer), for_ms, access_set)
         self.choose()
 
@@ -179,45 +181,47 @@ class Reservations:
             self.choose()
 
     def choose(self) -> None:
-        """Honour the oldest reservation that has not used its duration, if the share of time allows it."""
-        state, now, held = self._state, self._state.clock.now.seconds, self.held
+        """Honour the oldest reservation that was not honoured for its whole duration, if there is time for it."""
+        state, now, held = self._state, self._state.clock.now.seconds, self.honoured
         silent_s = state.settings.suspicion_ms / 1000
         for leader in [leader for leader in self.latest if leader != state.me]:
             peer = state.roster.peers.get(leader)
             if peer is None or not peer.up or now - peer.heard > silent_s:
                 del self.latest[leader]
         if held is not None and now >= self._until:
-            self._spent[held.txid.leader] = held.txid
+            self._used_up[held.txid.leader] = held.txid
             inflight = self._own_request
             if inflight is not None and inflight.goes_first:
                 # The request did not commit in time. It may make a new reservation, which is younger than the others.
                 self._withdraw(inflight)
         # A reservation of 0 ms is skipped: it could never be honoured, would never end, and would block the others.
-        waiting = (one for one in self.latest.values() if one.for_ms and self._spent.get(one.txid.leader) != one.txid)
+        waiting = (
+            one for one in self.latest.values() if one.duration_ms and self._used_up.get(one.txid.leader) != one.txid
+        )
         first = min(waiting, key=lambda one: one.txid, default=None)
         if held is not None and (first is None or first.txid != held.txid):
             self._release(held)
-        if first is not None and self.held is None:
+        if first is not None and self.honoured is None:
             self._honour(first)
 
     def _honour(self, first: Reservation) -> None:
         state, now = self._state, self._state.clock.now.seconds
         limit_s = state.settings.reserve_ms / 1000
-        wanted_s = min(first.for_ms / 1000, limit_s)
-        left_s = min(limit_s, self._left_s + SHARE * (now - self._as_of))
-        # Reserve for the full duration or not at all: a reservation that ends in the middle of an execution only delays
-        # others.
+        wanted_s = min(first.duration_ms / 1000, limit_s)
+        left_s = min(limit_s, self._left_s + TIME_SHARE * (now - self._as_of))
+        # Honour the reservation for its full duration or not at all: one that ends during an execution only delays
+        # other requests.
         if not 0 < wanted_s <= left_s:
             return
-        self.held, self._until = first, now + wanted_s
+        self.honoured, self._until = first, now + wanted_s
         self._left_s, self._as_of = left_s, now
         state.timers.set(1000 * wanted_s, Timer.RESERVATION)
         inflight = self._own_request
         if first.txid.leader == state.me and inflight is not None:
             inflight.goes_first = True
-            # The requests behind it now wait for the end of the reservation, as all others do.
+            # The requests behind it wait for the end of the reservation instead, like all others.
             self._wait_queue.unblock_behind(inflight)
-            # Do not wait for another request now: that one may wait for this reservation.
+            # It must not wait for another request, which may wait for this reservation.
             if inflight.stage is Stage.WAITING:
                 self._wait_queue.remove(inflight)
                 self._pause(inflight, self.settling_ms())
@@ -225,7 +229,7 @@ class Reservations:
     def _release(self, held: Reservation) -> None:
         now = self._state.clock.now.seconds
         self._left_s, self._as_of = self._left_s - (now - self._as_of), now
-        self.held = None
+        self.honoured = None
         inflight = self._own_request
         if inflight is not None:
             inflight.goes_first = False  # another reservation may be honoured next
@@ -243,20 +247,20 @@ def without_names(access_set: AccessSet) -> AccessSet:
     )
 
 
-def short(access_set: AccessSet) -> tuple[AccessSet, bytes]:
+def shortened(access_set: AccessSet) -> tuple[AccessSet, bytes]:
     """Return an access set with its encoding; a long one is widened to whole tables and indexes, or to everything."""
-    said = b""
-    if len(access_set.touched) <= WIDE:
-        said = cbor2.dumps(access_set.pack())
-        if len(said) <= SAID_BYTES:
-            return access_set, said
+    encoded = b""
+    if len(access_set.touched) <= KEYS_MIN:
+        encoded = cbor2.dumps(access_set.pack())
+        if len(encoded) <= EXACT_BYTES_MAX:
+            return access_set, encoded
     reads = _objects(access_set.read_points, access_set.read_ranges)
     writes = _objects(access_set.write_points, access_set.write_ranges)
     for found in (AccessSet(read_ranges=reads, write_ranges=writes), AccessSet(write_ranges=(EVERYTHING,))):
-        said = cbor2.dumps(found.pack())
-        if len(said) <= SAID_BYTES:
+        encoded = cbor2.dumps(found.pack())
+        if len(encoded) <= EXACT_BYTES_MAX:
             break
-    return found, said
+    return found, encoded
 
 
 def _objects(points: frozenset[bytes], ranges: tuple[Range, ...]) -> tuple[Range, ...]:

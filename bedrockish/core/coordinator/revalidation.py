@@ -1,8 +1,10 @@
-"""Transactions that cannot be executed again: interactive ones, whose client has acted on the answers.
+"""Revalidation: whether an earlier execution would have the same result on the newest commits.
 
-Their reads may be older than the newest commits. As long as no later commit writes a key that the transaction read or
-wrote, the transaction would have the same results on the newest data. So its base moves up to the newest commits, and
-it is led like a transaction that was just executed. A later commit that writes such a key makes the transaction fail.
+Interactive transactions cannot be executed again, because their clients have acted on the answers; and large executions
+take too long to repeat. As long as no later commit writes a key that the execution has read or written, it would have
+the same result on the newest data. So its base moves up to the newest commits, and it is led as if it was just
+executed. After a later commit that writes such a key, an interactive transaction fails, and any other request is
+executed again.
 """
 
 from dataclasses import replace
@@ -20,21 +22,20 @@ from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range, cl
 from bedrockish_journal.model.transaction import MEMBERS, ROWS
 from bedrockish_journal.model.vector import Vector
 
-KEEPS_BASE = -1
+KEEPS_BASE = -1  # as ``config``: every change of the members outside the base is a conflict
 
 
 def overtaken(
     state: State, access_set: AccessSet, base: Vector, spans: tuple[Range, ...] = (), *, config: int
 ) -> ConflictError | None:
-    """Return the error for a transaction that a commit outside its base has overtaken; None if it can go on.
+    """Return the error for a transaction that conflicts with a commit outside its base; None if it can go on.
 
     Args:
         base: the full vector of the commits that it has seen.
         spans: as in ``Prepared``.
-        config: the version of the membership by which its user's rights were checked, or will be; ``KEEPS_BASE`` if
-            voters will compare the transaction with this very base, so that every change of the members counts.
+        config: the version of the membership by which its user's rights were checked, or will be; or ``KEEPS_BASE``.
     """
-    # Commits that this base lacks are dropped already. They cannot be compared, so they count as a conflict.
+    # The conflict window has dropped commits that this base lacks: these cannot be compared, and count as a conflict.
     if state.commit_window.has_dropped(base):
         window_s = state.settings.conflict_window_ms / 1000
         return ConflictError(
@@ -52,11 +53,11 @@ def overtaken(
 def first_conflict(
     window: CommitWindow, access_set: AccessSet, base: Vector, spans: tuple[Range, ...], config: int = 0
 ) -> Conflict | None:
-    """Return a commit outside a base that has changed the data that a transaction depends on, or None.
+    """Return a commit outside a base that conflicts with an access set, or None.
 
-    A statement over much of a table declares that it writes the table's indexes as a whole: these ranges are
-    ``spans``. A commit that only wrote in them, for example the index entry of another new row, does not conflict with
-    the statement; a commit that read in them does. For ``config`` see ``overtaken``.
+    The access set of a statement over much of a table has whole indexes as written ranges: ``spans``. A commit that
+    only wrote in them, for example the index entry of another new row, does not conflict with the statement; a commit
+    that read in them does. For ``config`` see ``overtaken``.
     """
     if spans:
         written = tuple(one for one in access_set.write_ranges if one not in spans)
@@ -78,7 +79,7 @@ class AccessSets(Protocol):
         """Return a key that the reader has read or looked up and this transaction writes, or None."""
 
     def rests_on(self) -> AccessSet:
-        """Return, as reads, the keys on which the transaction depends: later writes of these can invalidate it."""
+        """Return the keys whose later writes invalidate the transaction, as the reads of an access set."""
 
     def access_set(self) -> AccessSet:
         """Return the access set to certify."""
@@ -121,14 +122,14 @@ def lost_to(state: State, found: Conflict) -> ConflictError:
 
 
 def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None:
-    """Return the error if an earlier execution would have another result now, else None."""
+    """Return the error if an earlier execution might have another result now, else None."""
     schema, now = state.schema, state.clock.read()
     reads_schema = clock_key(LAST_CLOCK) in prepared.access_set.read_points
     moves = prepared.kind == ROWS and not (prepared.clock or reads_schema)
     is_old = prepared.schema != schema.version
     if is_old and not (moves and schema.fits(prepared.schema)):
         return schema_changed()
-    # It does not conflict with statistics that were gathered since, and waits for those that are being gathered.
+    # A change that only gathers statistics is not a conflict, although it writes the clocks that row transactions read.
     if moves and (is_old or schema.is_gathering):
         now = 0
     access_set, config = _rests_on(command, prepared, now)
@@ -145,14 +146,14 @@ def _rests_on(command: str, prepared: Prepared, now: int) -> tuple[AccessSet, in
         # The check includes the command id and a present clock: the command may have happened elsewhere, or a schema
         # change may have come into force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
-    # A membership change depends on the membership in its base: it would undo a change that its base lacks.
+    # A membership change replaces the whole membership, so it would undo a change that its base lacks.
     return access_set, KEEPS_BASE if prepared.clock or prepared.kind == MEMBERS else prepared.config
 
 
 def moved_up(state: State, command: str, prepared: Prepared) -> Prepared | None:
-    """Return an execution on the newest commits, as ``move``; None if it may have another result now.
+    """Return an execution with its base moved up, as ``move`` does; None if it might have another result now.
 
-    This changes no counter and reads no clock, so that a driver may call it between two steps; the core checks again.
+    It changes no counter and reads no clock, so that a driver may call it between two steps. The core checks again.
     """
     if prepared.schema != state.schema.version or state.commit_window.has_dropped(prepared.base):
         return None
@@ -163,13 +164,13 @@ def moved_up(state: State, command: str, prepared: Prepared) -> Prepared | None:
 
 
 def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:
-    """Return an execution with its base moved up to the newest commits, or the error if these may change its result."""
+    """Return an execution with its base moved up to the newest commits; an error if these might change its result."""
     if not inflight.once and prepared.schema != state.schema.version:
-        return schema_changed()  # the keys of a request do not show whether it has read the schema
+        return schema_changed()  # unlike an open transaction's, a request's keys do not show reads of the schema
     error = lost(state, inflight.request.command, prepared)
     if error is not None:
         return error
-    # If the client got its clock, the transaction keeps its base, which is below that clock; else the base moves up.
+    # With a transaction clock the base stays: all of its commits must be below that clock.
     if prepared.clock or (prepared.base == state.timelines.applied and prepared.schema == state.schema.version):
         return prepared
     return replace(prepared, base=dict(state.timelines.applied), schema=state.schema.version)

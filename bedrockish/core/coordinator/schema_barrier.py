@@ -1,9 +1,9 @@
 """The requests that wait here for a schema change to come into force.
 
-A schema change D is committed like any transaction, and in force from its activation clock on. Every transaction runs
-on the schema that is in force at its own clock: with a smaller clock than D's activation it runs on the old schema,
-whenever it arrives; with a greater one it waits until D is in force at its leader. The wait lasts until time is closed
-up to the activation. No transaction is rejected because of D, unless D's delay was too short to reach every node.
+A schema change D is committed like any transaction, and comes into force at its activation clock. Every transaction
+runs on the schema that is in force at its own clock: with a smaller clock than D's activation it runs on the old
+schema, whenever it arrives; with a greater one it waits until D is in force at its leader, which is when safe time has
+reached the activation. No transaction is rejected because of D, unless D's delay was too short to reach every node.
 """
 
 from bedrockish.api.requests import Answer
@@ -17,7 +17,7 @@ DOUBLINGS_MAX = 6
 
 
 def activation_clock(state: State, inflight: InFlight, prepared: Prepared, clock: int) -> int:
-    """Return the clock at which a schema change with this clock comes into force.
+    """Return the activation clock of a schema change that begins at this clock.
 
     A sole voter needs no delay. If an attempt would have come into force too soon for a voter, the next one has twice
     the delay. A change whose index is built online has a delay as long as the build.
@@ -25,7 +25,7 @@ def activation_clock(state: State, inflight: InFlight, prepared: Prepared, clock
     assert prepared.kind == SCHEMA
     delay_ms = 0
     if len(state.roster.voters) > 1:
-        delay_ms = state.settings.schema_delay_ms << min(inflight.hasty, DOUBLINGS_MAX)
+        delay_ms = state.settings.schema_delay_ms << min(inflight.early_activations, DOUBLINGS_MAX)
     # Greater than the change's own clock, or the change itself would run on the schema that it makes.
     return moved(clock, max(prepared.delay_ms, min(delay_ms, state.settings.clock_offset_ms))) + 1
 
@@ -42,7 +42,7 @@ class SchemaBarrier:
     def blocks(self, prepared: Prepared, clock: int) -> bool:
         """Return whether a transaction of this clock has to wait for the scheduled change."""
         scheduled = self.state.schema.scheduled
-        # A second change always waits, because it runs on the version that the first one makes.
+        # A second change always waits, because it runs on the schema version of the first one.
         return not (scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates))
 
     def wait(self, inflight: InFlight) -> None:
@@ -61,7 +61,7 @@ class SchemaBarrier:
     def decide(self, inflight: InFlight, txid: Txid, answer: Answer) -> None:
         """Let a request whose schema change is committed wait until the change is in force here.
 
-        A second call has no effect: the end of an attempt and a later execution may both report the commit.
+        Without effect for a request that waits already: its attempt and a later execution may both report the commit.
         """
         if inflight.stage is Stage.ACTIVATING:
             return

@@ -1,9 +1,9 @@
-"""The queues of requests that wait for transactions: they decide which goes next, and which share a transaction.
+"""The queues of requests that wait for transactions: they decide which request is next, and which share a transaction.
 
 When a transaction ends, only the first request of its queue is executed. The others stay behind that request, because
 they would only conflict with it. As many of them as possible are executed on top of it and share its transaction:
-otherwise only one command with a hot key would commit in each round trip. When the first request is in flight, the
-requests that conflict with it wait for it, and the rest are executed.
+otherwise only one command with a hot key would commit in each round trip. When the first request has begun its
+transaction, the requests that conflict with it wait for its end, and the rest are executed.
 """
 
 import math
@@ -18,12 +18,12 @@ from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 
-COMMITS = 4  # the length of a leader's turn, in commit times (the usual time from BEGIN to the quorum)
+TURN_COMMITS = 4  # the length of a leader's turn, in commit times (the usual time from BEGIN to the quorum)
 CHANGE_S_MAX = 0.2  # no leader waits longer for the execution of another leader's schema change
-MEMORY = 200  # commit times without a conflict after which a rival expires
-# The key for which schema changes wait and take turns: the greatest clock, which only transactions read that have read
-# the schema. If the clocks that a change writes were the key, transactions of rows, which read these, would wait for
-# its next attempt, too.
+RIVAL_COMMITS = 200  # commit times without a conflict after which a rival expires
+# The key for which schema changes wait and take turns: the greatest clock. Of the other transactions, only those that
+# have read the schema read it. If the key were all clocks that a change writes, row transactions, which read these,
+# would wait for the change's next attempt, too.
 CHANGES = AccessSet(write_ranges=(clocks_from(CLOCK_LIMIT),))
 
 
@@ -32,56 +32,58 @@ class Turns:
 
     At the end of a transaction for which several leaders wait, all would begin at once, each would approve its own
     transaction and reject the others, and none would commit. So they take turns. Of the leaders that conflicted
-    recently, the one whose name follows that of the last leader begins at once. Each other leader begins some commits'
-    time after the leader before it, and so finds the BEGIN of that leader and waits for its end. Turns only affect
-    timing: the votes on a transaction do not depend on them.
+    recently (*rivals*), the one whose name follows the name of the last leader begins at once. Each other leader begins
+    some commit times after the leader before it. By then it has received that leader's BEGIN, and waits for the end of
+    that transaction. Turns only affect timing: the votes on a transaction do not depend on them.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.change_s = 0.0  # how long the execution of the last schema change here took
         self._rivals: dict[str, float] = {}  # leader -> seconds at which a transaction of it last conflicted with ours
-        self._reserved: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
+        self._turn_keys: AccessIndex[Txid] = AccessIndex()  # the access sets of the transactions in ``until``
         # For each ended transaction: until when (in seconds) other leaders have their turn on its keys. Empty if this
         # node has no rivals.
         self.until: dict[Txid, float] = {}
 
     def note_rival(self, leader: str) -> None:
-        """Record that one of our transactions waits for a transaction of this leader, or was rejected for it."""
-        # Our own requests wait for each other in the queue, and need no turns; and former members lead nothing.
+        """Record that one of our requests waits for a transaction of this leader, or was rejected because of one."""
+        # Only a peer can be a rival: our own requests wait for each other in the queue, and former members do not lead.
         if leader in self._state.roster.peers:
             self._rivals[leader] = self._state.clock.now.seconds
 
-    def passed(self, since: float, before: Collection[str]) -> None:
-        """Drop the rivals whose turn came before ours and that have not used it.
+    def drop_idle_rivals(self, since: float, before: Collection[str]) -> None:
+        """Drop the rivals that did not use their turn before ours.
 
-        Those are the leaders of ``before`` that have not conflicted with us after ``since``, in seconds.
+        These are the leaders in ``before`` with which no conflict occurred after ``since``, in seconds.
         """
         self._rivals = {rival: at for rival, at in self._rivals.items() if at > since or rival not in before}
 
-    def reserve(self, txid: Txid, access_set: AccessSet) -> None:
-        """Reserve the keys of an ended transaction for requests that waited for it; new requests wait for a turn."""
-        # Without recent rivals the pause is 0: requests on uncontested keys need not wait.
+    def start_turns(self, txid: Txid, access_set: AccessSet) -> None:
+        """Start the turns on the keys of an ended transaction: its waiting requests go first, new ones wait for our
+        turn.
+        """
+        # Without a recent rival the pause is 0, and no request has to wait.
         pause_ms = self.pause_ms(txid.leader, alters=access_set is CHANGES)
         if pause_ms and txid not in self.until:
-            self._reserved.add(txid, access_set)
+            self._turn_keys.add(txid, access_set)
             self.until[txid] = self._state.clock.now.seconds + pause_ms / 1000
 
-    def begins(self, access_set: AccessSet) -> None:
-        """Forget the turns on these keys: a transaction on them has begun."""
+    def end_turns(self, access_set: AccessSet) -> None:
+        """End the turns on these keys: a transaction on them has begun."""
         if self.until:
-            for found in list(self._reserved.conflicts(access_set)):
+            for found in list(self._turn_keys.conflicts(access_set)):
                 self._forget(found[0])
 
     def left_ms(self, access_set: AccessSet) -> tuple[float, str]:
-        """Return the milliseconds for which other leaders have their turn on keys of an access set; 0 if none has.
+        """Return for how many milliseconds it is other leaders' turn on keys of an access set; 0 if it is not.
 
         The second value is the leader of the ended transaction that these turns follow.
         """
         now, left_s, leader = self._state.clock.now.seconds, 0.0, ""
         for txid in [txid for txid, until in self.until.items() if until <= now]:
             self._forget(txid)
-        for found in self._reserved.conflicts(access_set):
+        for found in self._turn_keys.conflicts(access_set):
             # The longest turn counts: several transactions with these keys may have ended.
             left_s, leader = max((left_s, leader), (self.until[found[0]] - now, found[0].leader))
         return 1000 * left_s, leader
@@ -92,7 +94,7 @@ class Turns:
 
     def turn_ms(self, *, alters: bool) -> float:
         """Return the milliseconds of a turn; with ``alters``, it includes the time to execute a schema change."""
-        return 1000 * (COMMITS * self._state.commit_s + (self.change_s if alters else 0.0))
+        return 1000 * (TURN_COMMITS * self._state.commit_s + (self.change_s if alters else 0.0))
 
     def note_change(self, seconds: float) -> None:
         """Record how long the execution of a schema change took: with thousands of tables, it takes long."""
@@ -110,22 +112,22 @@ class Turns:
         return ring[: ring.index(me)]
 
     def place_after_tie(self, base: Vector) -> int:
-        """Return the number of leaders that go before us if neither our transaction nor a rival's has reached a quorum.
+        """Return the number of leaders that go before us after a tie: no leader's transaction has reached a quorum.
 
-        The base, which these transactions have in common, decides which leader is first. So another leader is first
-        after each commit.
+        The tied transactions have the same base. It decides which leader is first, so that this changes with each
+        commit.
         """
         ring = sorted({self._state.me, *self._recent_rivals()})
         return (ring.index(self._state.me) - sum(base.values())) % len(ring)
 
     def _recent_rivals(self) -> list[str]:
         """Return the reachable rivals with which our transactions conflicted recently."""
-        # Measured in commit times and not in seconds, so that a fast cluster forgets rivals fast.
-        since = self._state.clock.now.seconds - MEMORY * self._state.commit_s
+        # Measured in commit times and not in seconds, so that rivals expire sooner in a fast cluster.
+        since = self._state.clock.now.seconds - RIVAL_COMMITS * self._state.commit_s
         return [rival for rival, at in self._rivals.items() if at >= since and self._is_up(rival)]
 
     def _forget(self, txid: Txid) -> None:
-        self._reserved.remove(txid)
+        self._turn_keys.remove(txid)
         del self.until[txid]
 
     def _is_up(self, rival: str) -> bool:
@@ -145,7 +147,7 @@ class WaitQueue:
         ready: Ready,  # takes the requests that can go on
         # Executes a request again after some milliseconds, in this node's turn after a transaction of the given leader.
         pause: Callable[[InFlight, float, str], None],
-        turns: Turns,  # the order of the leaders that want the same keys
+        turns: Turns,
     ) -> None:
         self._in_flight, self._ready, self._pause, self._turns = in_flight, ready, pause, turns
         self.waits: dict[Txid, deque[int]] = {}
@@ -154,7 +156,6 @@ class WaitQueue:
 
     def wait(self, inflight: InFlight, other: Txid) -> None:
         """Let a request, and those behind it, wait for the end of a transaction."""
-        # From now on no request lines up behind this one; the requests behind it wait in the same queue (``_queue``).
         self.remove_head(inflight.number)
         inflight.contested = True
         self._turns.note_rival(other.leader)
@@ -171,7 +172,7 @@ class WaitQueue:
         _queue(inflight, self.waits.setdefault(reservation, deque()))
 
     def unblock_all(self, txid: Txid) -> None:
-        """Unblock all requests that wait for a transaction or reservation: few of them may conflict with each other."""
+        """Unblock all requests that wait for a transaction or a reservation; few of them conflict with each other."""
         for number in self.waits.pop(txid, ()):
             inflight = self._in_flight.get(number)
             if inflight is not None and inflight.stage is Stage.WAITING:
@@ -184,7 +185,7 @@ class WaitQueue:
                 queue.remove(inflight.number)
 
     def pause(self, inflight: InFlight) -> None:
-        """Let others that want the same keys line up behind a request that pauses."""
+        """Add a request to the pausing requests: later ones that want the same keys line up behind it."""
         if inflight.access_set is not None:
             self.remove_head(inflight.number)
             self.heads[inflight.number] = inflight
@@ -201,12 +202,12 @@ class WaitQueue:
         return None if found is None else found[0]
 
     def line_up(self, inflight: InFlight, head: int) -> None:
-        """Let a request, and the requests behind it, stay behind a request that pauses."""
+        """Put a request, and the requests behind it, behind a request that pauses."""
         _queue(inflight, self.heads[head].behind)
 
     def became_pending(self, txid: Txid, access_set: AccessSet) -> None:
-        """Queue the requests that wait for their turn on these keys behind a transaction that became pending here."""
-        self._turns.begins(access_set)
+        """Let the requests that wait for our turn on these keys wait for a transaction that became pending here."""
+        self._turns.end_turns(access_set)
         if self.heads:
             for number, _ in list(self._head_keys.conflicts(access_set)):
                 # A request that pauses for another reason is not affected.
@@ -214,19 +215,18 @@ class WaitQueue:
                     self.wait(self.heads[number], txid)
 
     def begun(self, inflight: InFlight, transaction: Transaction) -> None:
-        """Let the requests behind a request in flight wait for its transaction if they conflict; execute the others."""
+        """Let the requests behind a request wait for its new transaction if they conflict; execute the others."""
         waiting, inflight.behind = inflight.behind, deque()
         queue: deque[int] = deque()
         for number in waiting:
             other = self._in_flight.get(number)
-            # Skip a request whose time has ended, or that was answered, while it waited here.
+            # Skip a request whose deadline has passed, or that was answered.
             if other is None or other.stage is not Stage.WAITING:
                 continue
             if other.access_set is not None and conflict(other.access_set, transaction.access_set) is not None:
                 queue.append(number)
             else:
                 self._ready.add(other)
-        # The requests in this queue would only conflict with the transaction: they go on when it has ended.
         if queue:
             self.waits.setdefault(transaction.txid, deque()).extend(queue)
 
@@ -243,11 +243,13 @@ class WaitQueue:
                 other is not None
                 and other.stage is Stage.WAITING
                 and other.can_share
-                # Executed requests (``once``) are merged with each other; others are executed on top of each other.
+                # Open transactions (``once``) are already executed and can only be merged with each other; other
+                # requests are executed on top of each other.
                 and other.once == inflight.once
                 # A transaction is certified with all its reads, or with none.
                 and other.request.isolation == inflight.request.isolation
-                # A command that was sent twice would happen twice in one transaction: the id cannot prevent this.
+                # A command that was sent twice would happen twice in one transaction: its id only prevents that two
+                # transactions commit.
                 and other.request.command not in commands
             ):
                 commands.add(other.request.command)
@@ -271,7 +273,7 @@ class WaitQueue:
         return list(found.values())
 
     def stay(self, inflight: InFlight, others: Sequence[InFlight], txid: Txid) -> None:
-        """Put requests behind the request that led them, because the transaction that they shared was given up."""
+        """Put the requests that shared a transaction behind the first of them, because the transaction was given up."""
         for other in others:
             other.move(Stage.WAITING)
         inflight.behind.extend(other.number for other in others)
@@ -279,10 +281,10 @@ class WaitQueue:
         inflight.behind.extend(self.waits.pop(txid, ()))
 
     def released(self, txid: Txid, kind: str = ROWS) -> None:
-        """Unblock, at their turn, the requests that waited for a transaction: it blocks no request here any more.
+        """Unblock the requests that waited for a transaction, at our turn: it blocks no request here any more.
 
-        Requests that waited for a change of the schema or of the members have only this wait in common, so all go on;
-        but of the schema changes among them, only the first goes on.
+        Requests that waited for a change of the schema or of the members have only this wait in common, so all go on.
+        Of the schema changes among them, only the first goes on.
         """
         queue = self.waits.get(txid)
         if queue is None:
@@ -300,7 +302,7 @@ class WaitQueue:
         self._unblock_first(deque(changes), txid.leader)
 
     def change_in_force(self, waited: Sequence[InFlight], leader: str) -> None:
-        """Unblock, at its turn, the first of the schema changes that waited for a change of ``leader``."""
+        """Unblock, at our turn, the first of the schema changes that waited for a schema change of ``leader``."""
         for inflight in waited:
             inflight.move(Stage.WAITING)
         self._unblock_first(deque(inflight.number for inflight in waited), leader)
@@ -313,12 +315,12 @@ class WaitQueue:
             self._unblock_first(queue)
 
     def _unblock_first(self, queue: deque[int], leader: str = "") -> None:
-        """Unblock the first request of a queue, at its turn if the queue waited for a transaction of ``leader``."""
+        """Unblock the first request of a queue, at our turn if the queue waited for a transaction of ``leader``."""
         while queue:
             first = self._in_flight.get(queue.popleft())
             if first is None or first.stage is not Stage.WAITING:
                 continue
-            if first.read is not None:  # a strict read, which blocks no other request
+            if first.unchecked_read is not None:  # a strict read, which blocks no other request
                 self._ready.add(first)
                 continue
             first.behind = queue
@@ -346,11 +348,11 @@ class CommandGroups:
     """Groups of commands that arrive at the same moment and share a transaction, like a group commit.
 
     A round of votes costs every node the same whether it decides one command or ten. So the commands that arrive while
-    the node is busy are executed one on top of the other, and led as one transaction. The busier a node is, the larger
-    its groups are; at a quiet node each command has its own transaction. The commands of a group are unrelated, so no
-    command should wait long, or be rejected often, because of another one: a group that meets a conflict is divided.
-    The size of groups adapts like TCP's window: it halves when a group meets a conflict, and grows by one with each
-    commit that met none.
+    the node is busy are executed one on top of the other, as one transaction. The busier a node is, the larger its
+    groups are; at a quiet node each command has its own transaction. The commands of a group are unrelated, so none
+    should wait long, or be rejected often, because of another: a group that meets a conflict is divided. The size of
+    groups adapts like TCP's window: it halves when a group meets a conflict, and grows by one with each commit that
+    meets none.
 
     Args:
         ready: takes the requests that can go on, each with the requests behind it.
@@ -366,21 +368,20 @@ class CommandGroups:
         """Execute requests that arrived together, in groups."""
         while in_flight:
             group, in_flight = in_flight[: self.size], in_flight[self.size :]
-            # The driver only groups requests that write; whether a single request writes is known after its execution.
+            # The driver groups only requests that write. Whether a single request writes is not known before its
+            # execution.
             for one in group:
-                one.writes = one.is_free = len(group) > 1
+                one.writes = one.only_batched = len(group) > 1
             self._put_behind_first(group)
             self._ready.add(group[0])
 
     def note_executed(self, inflight: InFlight) -> None:
-        """Record that a group's first request is executed now; the group waits only until the execution ends."""
-        # Then the requests that were merely batched with it go on; those for the same key wait for the first one to
-        # end.
-        if any(other.is_free for other in self._behind(inflight)):
+        """Record that a group's first request is being executed: the requests batched with it wait until that ends."""
+        if any(other.only_batched for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight
 
-    def part(self, inflight: InFlight) -> None:
-        """Let the group behind a request go on without it."""
+    def release_others(self, inflight: InFlight) -> None:
+        """Let the requests that were only batched with a request go on without it, as a group of their own."""
         if self.leading.pop(inflight.number, None) is not None:
             free = self._take_free(inflight)
             if free:
@@ -400,10 +401,9 @@ class CommandGroups:
     def divide(self, group: list[InFlight]) -> list[InFlight]:
         """Divide a group that has met a conflict into several; return the first request of each.
 
-        The conflict belongs to one command, but to which is not known. A group of n commands becomes about √n
-        groups, and the commands of a group that meets a conflict again go on alone: that takes about 2 √n transactions
-        in place of n, and conflicts of others delay no command more than twice. A small group is not worth a second
-        try.
+        It is not known which of the commands conflicts. A group of n commands becomes about √n groups, and the commands
+        of a group that meets a conflict again go on alone: that takes about 2 √n transactions instead of n, and
+        conflicts of others delay no command more than twice. A small group is divided into single commands at once.
         """
         is_last = len(group) <= UNDIVIDED or any(one.was_divided for one in group)
         size = 1 if is_last else math.isqrt(len(group))
@@ -416,7 +416,7 @@ class CommandGroups:
 
     def _put_behind_first(self, group: list[InFlight]) -> None:
         first, *others = group
-        first.is_free = False
+        first.only_batched = False
         for other in others:
             if other.stage is not Stage.WAITING:
                 other.move(Stage.WAITING)
@@ -425,15 +425,14 @@ class CommandGroups:
     def _take_free(self, inflight: InFlight) -> list[InFlight]:
         """Remove and return the requests behind a request that were only batched with it."""
         behind = self._behind(inflight)
-        inflight.behind = deque(other.number for other in behind if not other.is_free)
-        return [other for other in behind if other.is_free]
+        inflight.behind = deque(other.number for other in behind if not other.only_batched)
+        return [other for other in behind if other.only_batched]
 
     def dissolve_waiting(self) -> None:
-        """Dissolve the groups whose first request has to wait."""
+        """Dissolve the groups whose first request has to wait: the others need not wait for its obstacle."""
         for number, inflight in list(self.leading.items()):
-            # The requests that were only grouped with the first should not wait for its obstacle.
             if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
-                self.part(inflight)
+                self.release_others(inflight)
 
     def grow(self) -> None:
         """Enlarge the next group after the commit of a group, or of a single command without a rival.
@@ -443,7 +442,7 @@ class CommandGroups:
         self.size = min(SIZE_MAX, self.size + 1)
 
     def shrink(self) -> None:
-        """Halve the next group, because a group was rejected, here or by other nodes."""
+        """Halve the size of the next group after the conflict of a group."""
         self.size = max(1, self.size // 2)
 
     def _behind(self, inflight: InFlight) -> list[InFlight]:

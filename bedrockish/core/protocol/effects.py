@@ -1,10 +1,10 @@
 """The effects of a step, which the driver executes in order.
 
 The contract of every driver: perform the effects of a step in order. Every effect that writes (``Persist``, ``Forget``,
-``Keep``, ``Apply``, ``Activate``, ``SavePiece``, ``DropPieces``) goes into one open SQLite transaction; **a Send or a
-Reply leaves only after everything written before it is durable**. The core treats every write as durable at once; this
-rule makes that true for every observer. The only exception is a Send that names, in ``early``, the facts that must be
-durable before it leaves. To *step* an event is to pass it to ``Node.step``.
+``Keep``, ``KeepHold``, ``Apply``, ``Activate``, ``SavePiece``, ``DropPieces``) goes into one open SQLite transaction;
+**a Send or a Reply leaves only after everything written before it is durable**. The core treats every write as durable
+at once; this rule makes that true for every observer. The only exception is a Send that names, in ``early``, the facts
+that must be durable before it leaves. To *step* an event is to pass it to ``Node.step``.
 """
 
 from bedrockish.api.requests import Answer
@@ -21,9 +21,9 @@ from bedrockish_journal.model.vector import Vector
 
 @value
 class Early:
-    """The facts that must be durable before a BEGIN leaves; its leader's own vote is not among them (decision 36)."""
+    """The facts that must be durable before a BEGIN leaves. Its leader's vote need not be (decision 36)."""
 
-    clock: int  # the clock of the transaction. A restarted leader must not give it to another transaction.
+    clock: int  # the clock of the transaction: a restarted leader must not give it to another transaction
     # The last tick of the leader's own timeline in the base. If that commit were not durable, a crash could lose it,
     # and another commit could get its tick.
     tick: int
@@ -42,7 +42,7 @@ class Early:
 class Send:
     """Send a message to a peer; a message to a peer that is down may be dropped.
 
-    With ``early``, the message may leave as soon as those facts are durable, even before the writes of its step are.
+    With ``early``, the message may leave as soon as these facts are durable, even before the writes of its step.
     """
 
     peer: str
@@ -59,15 +59,15 @@ class Reply:
 
 
 @value
-class NewerTold:
+class NewerAnswered:
     """The answer to ``NewerAsked``.
 
-    False: a majority knows no transaction outside the state of the reads, so the reads are valid. True: there may be
-    such a transaction, so the driver has to submit the reads as requests.
+    ``may_exist``: whether a transaction outside the state of the reads may exist. If not, the reads are valid. If so,
+    the driver has to submit the reads as requests.
     """
 
     number: int
-    may_be: bool
+    may_exist: bool
 
 
 @value
@@ -78,8 +78,8 @@ class Execute:
     ``ClockWanted``. If the command is in the journal already, answer from the journal and step ``Dropped``, or
     ``Decided`` for a schema change that is not activated yet. If the execution fails, step ``Failed``.
 
-    ``group``: further requests that may be executed after it, each on the changes of the one before, in the same
-    transaction. The driver executes them in order until one fails or the time for a group is over; it may execute none.
+    ``group``: further requests that may share the transaction, each executed on the changes of the one before. The
+    driver executes them in order until one fails or the time for a group is over; it may execute none.
     """
 
     request_id: int
@@ -144,7 +144,7 @@ class Keep:
 
 @value
 class KeepHold:
-    """Store the clock from which a reader of the feed needs the journal; ``times`` counts the reader's starts."""
+    """Store the clock from which on a reader of the feed needs the journal; ``times`` counts the reader's starts."""
 
     name: str
     times: int
@@ -168,7 +168,7 @@ class Activate:
 
 @value
 class SendEntries:
-    """Send a peer entries of the timelines that it has asked for, from the journal, up to ``limit`` bytes."""
+    """Send a peer entries from the journal, up to ``limit`` bytes; ``wants``: by timeline, the first wanted tick."""
 
     peer: str
     wants: Vector
@@ -211,7 +211,7 @@ class Halt:
 Effect = (
     Send
     | Reply
-    | NewerTold
+    | NewerAnswered
     | Execute
     | Persist
     | Forget

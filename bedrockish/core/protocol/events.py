@@ -13,7 +13,7 @@ from bedrockish_journal.model.vector import Vector
 
 
 class Now(NamedTuple):
-    """A reading of the driver's clocks: seconds that never go back, and Unix milliseconds that may."""
+    """A reading of the driver's clocks: seconds, which never go back, and Unix milliseconds, which may go back."""
 
     seconds: float
     wall_ms: int
@@ -23,9 +23,9 @@ class Now(NamedTuple):
 class Submitted:
     """A request of a client has arrived. ``request_id`` is the driver's number of the request.
 
-    ``once``: the request, such as an interactive transaction, was executed already. It cannot be retried on newer
-    data, because each further execution returns the first result. ``others``: requests that arrived with it and may
-    share a transaction with it; they only write rows, and have the same isolation.
+    ``once``: the request, such as an interactive transaction, was executed already and cannot be executed on newer
+    data: the driver returns the same execution each time. ``others``: requests that arrived with it and may share a
+    transaction with it; they only write rows, and have the same isolation.
     """
 
     request_id: int
@@ -36,7 +36,7 @@ class Submitted:
 
 @value
 class MovedToWorker:
-    """A request is executed in a worker, which may take long; ``Executed`` follows."""
+    """A request is now executed by a background worker, which may take long; ``Executed`` follows."""
 
     request_id: int
 
@@ -51,7 +51,7 @@ class Executed:
 
 @value
 class Overtaken:
-    """A request was executed in a worker, and a commit during that time would change its result."""
+    """A request was executed by a background worker, and a commit in the meantime might change its result."""
 
     request_id: int
     prepared: Prepared
@@ -70,7 +70,7 @@ class ClockWanted:
 class NewerAsked:
     """The driver has executed short strict reads on the state ``base``, and asks whether they are valid.
 
-    The reads are valid if a majority knows no transaction outside ``base``; the effect ``NewerTold`` is the answer.
+    The reads are valid if a majority knows no transaction outside ``base``; the effect ``NewerAnswered`` is the answer.
     ``number`` is the driver's number of the question.
     """
 
@@ -80,21 +80,21 @@ class NewerAsked:
 
 @value
 class ClockSet:
-    """The operator lets the clock follow the wall, or only count."""
+    """An operator has ordered the clock to follow the wall clock, or only to count."""
 
     follows_wall: bool
 
 
 @value
 class Shortened:
-    """The beginning of the journal was removed, up to a tick of each timeline."""
+    """The beginning of the journal was removed; ``upto`` has the last removed tick of each timeline."""
 
     upto: Vector
 
 
 @value
 class Held:
-    """A reader needs the journal after this clock; with None it needs no part of the journal any more."""
+    """A reader of this node needs the journal from this clock on; None: it needs no part of the journal any more."""
 
     name: str
     clock: int | None
@@ -114,14 +114,14 @@ class Failed:
 
 @value
 class Dropped:
-    """A request is over: it was answered from the journal, or its client no longer waits for it."""
+    """A request needs no answer of the core: the driver has answered it, or its client no longer waits."""
 
     request_id: int
 
 
 @value
 class Decided:
-    """A request asks for a committed schema change that is not activated here yet; the activation sends ``answer``."""
+    """The command of a request is a committed schema change that is not activated here yet; then ``answer`` is sent."""
 
     request_id: int
     txid: Txid
@@ -130,7 +130,7 @@ class Decided:
 
 @value
 class Activated:
-    """A schema change was activated; ``failure`` is the error if it failed on the data, else empty."""
+    """A schema change was activated; ``failure`` is the error if its statements failed on the data, else empty."""
 
     txid: Txid
     failure: str
@@ -180,11 +180,11 @@ class PeerDown:
 
 @value
 class Accused:
-    """A peer refuses our links, because our file lacks promises that this node has made.
+    """A peer refuses our links, because our file may lack promises that this node has made.
 
-    ``for_good``: our file is an older state of the file that the peer knows, and this cannot change any more. Otherwise
-    the peer knows another file under our name, perhaps because it has missed a change of the members; such
-    an accusation ends when the peer accepts a link.
+    ``for_good``: our file is certainly an older state of the file that the peer knows. Otherwise the peer knows another
+    file under our name, perhaps because it has missed a change of the members; this refusal ends when the peer accepts
+    a link.
     """
 
     peer: str

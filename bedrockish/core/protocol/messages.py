@@ -54,11 +54,11 @@ class Reason(IntEnum):
 
 
 class Standing(IntEnum):
-    """The answer of a voter that is asked to hold a transaction."""
+    """The answer of a voter that a recovery asks to hold a transaction."""
 
-    HELD = 1
-    NEVER = 2
-    BLOCKED = 3
+    HELD = 1  # the voter holds it
+    NEVER = 2  # no quorum can have approved it
+    BLOCKED = 3  # the voter cannot hold it now, for example because a conflicting transaction is pending there
 
 
 @value
@@ -123,7 +123,7 @@ class Recover:
 
 @value
 class Promise:
-    """The answer to RECOVER.
+    """The answer to RECOVER: a promise to accept no lower ballot, and the facts that decide what to propose.
 
     ``accepted``: the highest (ballot, commit?) that the voter has accepted. ``blockers``: the bodies of conflicting
     transactions that are pending at the voter. ``ended``: the conflicting transactions whose outcome the voter knows or
@@ -142,7 +142,7 @@ class Promise:
 
 @value
 class Accept:
-    """A recovering node proposes a decision at a ballot of 2 or more."""
+    """A recovering node proposes to commit or to abort a transaction, at a ballot of 2 or more."""
 
     body: bytes
     ballot: int
@@ -170,9 +170,7 @@ class Refused:
 
 @value
 class Outcome:
-    """The outcome of a transaction. ``leader`` and ``tick``: the place of a commit; a receiver that lacks
-    the entry fetches it.
-    """
+    """The outcome of a transaction; for a commit, ``leader`` and ``tick`` are its place in the journal."""
 
     txid: Txid
     commit: bool
@@ -192,7 +190,7 @@ class Ask:
 
 @value
 class Gossip:
-    """A node's applied vector, closed time and cut; also its sign of life. ``wall_ms`` is its wall clock, in Unix time.
+    """A heartbeat with a node's applied vector, closed time and cut. ``wall_ms`` is its wall clock, in Unix time.
 
     ``holds``: the readers that still need the journal from a clock on, name -> (number of the reader's starts, clock).
     ``level``: the release level of its program, see ``levels``. ``cluster_id``: the cluster's id in its membership.
@@ -270,9 +268,7 @@ class ToldClock:
 
 @value
 class Removed:
-    """The answer to FETCH for entries that are removed from the journal or damaged: the last such tick of each
-    timeline.
-    """
+    """The answer to FETCH for entries that the journal lacks, removed or damaged: the last such tick by timeline."""
 
     upto: Vector
     clock: int
@@ -280,10 +276,10 @@ class Removed:
 
 @value
 class Offer:
-    """The pieces of a transaction before its BEGIN, to fetch if missing. Without pieces, the offer is over.
+    """The names of a transaction's pieces, for a voter to fetch before its BEGIN; without pieces, the offer is over.
 
-    ``number`` is the leader's number of the offer; each piece is (sha256, size). The pieces are kept for a bounded
-    time.
+    ``number`` is the leader's number of the offer; each piece is (sha256, size). The voter keeps the pieces for a
+    bounded time.
     """
 
     number: int
@@ -293,7 +289,10 @@ class Offer:
 
 @value
 class Stored:
-    """All pieces of an offer are durable at the sender; or the sender has no room for them."""
+    """The answer to OFFER.
+
+    ``stored``: whether all pieces are durable at the sender; if not, it has no room for them.
+    """
 
     number: int
     stored: bool
@@ -317,7 +316,7 @@ class Piece:
 
 @value
 class InPieces:
-    """The encoding of a large message in parts: bytes, or the (sha256, size) of a piece, to fetch if missing."""
+    """A large message, as the parts of its encoding: bytes, or the (sha256, size) of a piece, which is fetched."""
 
     parts: tuple[bytes | tuple[bytes, int], ...]
 
@@ -364,7 +363,7 @@ def _whole(value: Any) -> int:
 
 
 def _clock(value: Any) -> int:
-    # A node that moved up to the last clocks of the 63 bits could never return a later one, and so never lead again.
+    # A node whose clock moved up to the last values of 63 bits could give out no later one, and so never lead again.
     if type(value) is not int or not 0 <= value < CLOCK_READ_LIMIT:
         raise EntryMalformedError(f"there should be a clock, not {value!r:.80}")
     return value
@@ -434,7 +433,7 @@ def _many(reader: Reader) -> Reader:
 def _several(*readers: Reader) -> Reader:
     def read(value: Any) -> Any:
         if not isinstance(value, list) or len(value) != len(readers):
-            raise EntryMalformedError(f"there should be {len(readers)} values, not {value!r:.80}")
+            raise EntryMalformedError(f"there should be a list of {len(readers)} values, not {value!r:.80}")
         return tuple(reader(item) for reader, item in zip(readers, value, strict=True))
 
     return read
@@ -500,7 +499,7 @@ def encode(message: Message) -> bytes:
 
 @value
 class Whole:
-    """An assembled message, and its transaction; None if the message has none, or a malformed one."""
+    """An assembled message, and its decoded transaction; None if the message has none, or a malformed one."""
 
     message: Message
     transaction: Transaction | None

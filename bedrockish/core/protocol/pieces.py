@@ -1,12 +1,12 @@
-"""The cutting of large messages into pieces, each named by its hash.
+"""The division of large messages into pieces, each named by its hash.
 
 A message that is larger than ``Settings.inline_bytes`` is sent as ``InPieces``: its encoding as a list of parts, each
 of which is either some bytes or the name of a piece. A receiver that lacks a piece asks for it. So no frame is long,
 and no piece is sent to a node that has it.
 
-The parts of a transaction that do not depend on its clock (its keys, its changes and its results) are divided
-separately. So their pieces keep their names when the transaction gets its clock, and after another execution with the
-same effect.
+The *stable* parts of a transaction do not depend on its clock: its keys, its changes and its results. They are divided
+separately, so that their pieces keep their names when the transaction gets its clock, and after another execution with
+the same effect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,9 +24,9 @@ from bedrockish_journal.model.transaction import Transaction, decode_transaction
 
 Name = tuple[bytes, int]  # the name of a piece: its sha256 and its size in bytes
 Part = bytes | Name
-HEAD_BYTES = 1024  # the bytes around the stable parts are sent in the message itself, up to this size
+HEAD_BYTES = 1024  # the bytes between stable parts are sent in the message itself, up to this size
 # Most bytes of strings in one generation of cached cuts. Two generations together are twice
-# ``offers.AHEAD_BYTES_MAX``, because the cache has a transaction's changes twice: by themselves, and in its body.
+# ``offers.UNDER_WAY_BYTES_MAX``, because the cache has a transaction's changes twice: by themselves, and in its body.
 CACHED_BYTES = 128 << 20
 
 COMMAND = b"c:\0"  # prefix of the command keys that ``certifier.claim`` adds
@@ -34,7 +34,7 @@ COMMAND = b"c:\0"  # prefix of the command keys that ``certifier.claim`` adds
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A piece, as the range of a larger byte string that is in memory anyway."""
+    """A piece, as a range of a larger byte string, so that its bytes are not copied."""
 
     data: bytes
     start: int
@@ -89,7 +89,7 @@ class Cutter:
         self._bytes = 0  # bytes of the strings in the younger generation
 
     def _make_room(self, size: int) -> None:
-        """Count a string of this size, which will be cached."""
+        """Count the bytes of a string that is about to be cached; drop old cuts if the cache is full."""
         if self._bytes + size > CACHED_BYTES:
             self.forget()
         self._bytes += size
@@ -101,7 +101,7 @@ class Cutter:
         self._bodies_before, self._bodies = self._bodies, {}
 
     def learn(self, body: bytes, data: bytes, parts: tuple[Part, ...]) -> None:
-        """Cache the division of a body that arrived as parts of ``data`` and whose pieces match their names."""
+        """Cache the division of a body in ``data``, which arrived as these parts; the pieces match their names."""
         # Pieces that are wholly in the body keep their names; the rest of the body is taken from ``data``.
         at, stop = (begin := _find(data, body, 0)), begin + len(body)
         found: list[Part] = []
@@ -121,17 +121,17 @@ class Cutter:
             self._bodies[id(body)] = body, Cut(tuple(found), pieces)
 
     def cut_prepared(self, prepared: Prepared) -> Cut:
-        """Return the pieces of an executed request that its transaction will have as well."""
+        """Return the pieces of an execution, which its transaction will have as well, under the same names."""
         parts: list[Part] = []
         pieces: dict[bytes, Slice] = {}
         for text in stable(prepared.access_set, prepared.changes, prepared.result, prepared.joined):
-            # A part shorter than a piece is sent in the BEGIN: a request and an answer for it would cost more.
+            # A part shorter than a piece is sent in the BEGIN: fetching it would cost more.
             if len(text) >= self._size:
                 self._cut_run(text, parts, pieces)
         return Cut(tuple(parts), pieces)
 
     def cut_body(self, body: bytes, transaction: Transaction | None = None) -> Cut:
-        """Return a transaction's body as parts, with the stable ones divided separately.
+        """Return a transaction's body as parts; its stable parts are divided separately.
 
         Raises:
             EntryMalformedError: the bytes are not the body of a transaction.

@@ -1,8 +1,7 @@
-"""The values that the core and its driver exchange: executed requests, records to keep, and records recovered.
+"""The plain values that the core and its driver exchange: executed requests, votes, and the contents of a node's file.
 
-They are plain data. The engine executes a request and returns a ``Prepared``; the core makes a ``Transaction`` of it; a
-``Vote`` has a node's promises about a transaction of any leader; ``Recovered`` has the facts in a node's file at the
-start.
+The engine executes a request and returns a ``Prepared``; the core makes a ``Transaction`` of it. A ``Vote`` has a
+node's promises about a transaction of any leader; ``Recovered`` has the facts in a node's file at the start.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +29,7 @@ class Prepared:
 
     base: Vector  # the applied vector of its snapshot
     schema: int  # version of the schema that it ran on
-    readonly: bool  # whether it wrote nothing; then ``result`` is the answer and ``changes`` is empty
+    readonly: bool  # whether it only read; then ``result`` is the answer and ``changes`` is empty
     kind: str  # ``rows``, ``schema`` or ``members``
     access_set: AccessSet  # the keys and ranges that it read and wrote
     changes: bytes  # encoded changes (see ``bedrockish_journal.model.changes``)
@@ -44,12 +43,12 @@ class Prepared:
     users: tuple[str, ...] = ()
     # The digest of each command's request, its own first; empty if it is the only command.
     digests: tuple[bytes, ...] = ()
-    # The least delay between the decision and the activation of a schema change: the time that nodes need to build an
-    # index online.
+    # The least delay from the commit of a schema change to its activation: the time that nodes need to build an index
+    # online.
     delay_ms: int = 0
-    # The written ranges that stand for many entries of an index. Only a transaction that reads in such a range
-    # conflicts with it. Two writers of the same row conflict anyway, by the row's key; writers of different rows write
-    # different entries.
+    # The written ranges that stand for many entries of an index. Only a transaction that reads in such a range counts
+    # as a conflict: two writers of one row conflict by the row's key, and writers of different rows write different
+    # entries.
     spans: tuple[Range, ...] = ()
     # The version of the membership by which the rights of its user were last checked; 0 if they were checked statement
     # by statement alone.
@@ -63,7 +62,7 @@ NO_KEYS = AccessSet()
 
 
 def only_read(base: Vector, schema: int, access_set: AccessSet = NO_KEYS, *, reads_system: bool = False) -> Prepared:
-    """Return an execution that has only read these keys, and has no results; an error, for example, rests on it."""
+    """Return an execution that has only read these keys, without results: for example, the reads behind an error."""
     return Prepared(dict(base), schema, True, ROWS, access_set, b"", NOTHING, reads_system=reads_system)
 
 
@@ -71,10 +70,11 @@ def only_read(base: Vector, schema: int, access_set: AccessSet = NO_KEYS, *, rea
 class Vote:
     """This node's promises about one transaction. Durable before any answer that depends on it leaves."""
 
-    txid: Txid  # the transaction's name
-    # The transaction itself, so that any voter can finish it; None if only its rollback was seen.
+    txid: Txid
+    # The transaction itself, so that any voter can finish it; None if only its rollback was received.
     transaction: Transaction | None
-    held: bool = False  # approved, or held for a recovery; until its outcome is known, the transaction is *pending*
+    # Whether the transaction is approved, or held for a recovery; until its outcome is known, it is *pending*.
+    held: bool = False
     promised: int = 0  # the highest ballot promised (0: none; 1: its leader's rollback; 2 and above: recoveries)
     accepted: tuple[int, bool] | None = None  # the highest (ballot, commit?) accepted, or None
 
@@ -124,13 +124,13 @@ class Recovered:
     safe: int = 0  # the stored safe time
     joining: Joining | None = None  # the facts that a new node got when it was added; None once it has caught up
     removed: Vector = field(default_factory=dict)  # the last tick of each timeline that was removed from the journal
-    # Readers that still need the journal from a clock on.
+    # Readers that still need the journal: how often each began, and the clock from which on it needs the journal.
     holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     schema: int = 0  # version of the schema in force
     scheduled: Transaction | None = None  # the schema change that is applied and not activated yet
-    # The pieces of transactions that are saved: sha256 -> size.
+    # The saved pieces of transactions: sha256 -> size.
     pieces: Mapping[bytes, int] = field(default_factory=dict)
-    # The pieces that votes refer to, instead of the transaction's body.
+    # The pieces that a vote names instead of containing the transaction's body.
     named: Mapping[Txid, tuple[bytes, ...]] = field(default_factory=dict)
     lost: str = ""  # the reason why the file lacks a promise of this node; empty if it lacks none
     alarms: Mapping[str, Alarm] = field(default_factory=dict)  # the stored alarms, by name (``health``)

@@ -1,7 +1,7 @@
 """The proposal of a recovery, from the answers of at least a majority (docs/protocol.md, "When a leader dies").
 
-This module has only the theorem behind a recovery, without state or messages. ``tests/core/test_judge.py`` compares it
-with every possible history in clusters of up to five voters.
+This module is a function without state or messages. ``tests/core/test_judge.py`` compares it with every possible
+history in clusters of up to five voters.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,8 +48,7 @@ Verdict = ProposeCommit | ProposeAbort | EndFirst
 
 def _forgotten(answer: VoterAnswer) -> int:
     """Return the clock up to which a voter may have forgotten the outcomes of transactions."""
-    # A voter ends a pending transaction when its safe time passes the transaction's clock. So its safe time is below
-    # the clock of every blocker.
+    # A voter's safe time was below the clock of each of its blockers: otherwise the blocker would have ended there.
     return min([answer.safe, *(blocker.clock - 1 for blocker in answer.blockers)])
 
 
@@ -61,18 +60,18 @@ def judge(leader: str, answers: Mapping[str, VoterAnswer], voters: Collection[st
         quorum: how many approvals its leader needed to commit it.
     """
     assert len(answers) >= majority(len(voters)), "a minority cannot tell"
-    # J2, "a voter has accepted a decision": that decision may be final. Of several, only the decision at the highest
-    # ballot can be: its proposer had asked a majority before, and had found no other.
+    # J2, "a voter has accepted a decision": that decision may be final. Of several, only the one at the highest ballot
+    # can be: its proposer had asked a majority, and had found no other decision.
     accepted = [answer.accepted for answer in answers.values() if answer.accepted is not None]
     if accepted:
         return COMMIT if max(accepted)[1] else ABORT
-    # J3, "a majority holds it": no majority can hold a conflicting transaction, so no conflicting one was or will be
-    # committed. The abort was not decided either: one of these voters would have accepted it.
+    # J3, "a majority holds it": no majority can hold a conflicting transaction, so none was or will be committed. Nor
+    # was the abort decided: one of these voters would have accepted it.
     holders = {node for node, answer in answers.items() if answer.standing == Standing.HELD}
     if len(holders) >= majority(len(voters)):
         return COMMIT
     # J4, "a voter says NEVER": a quorum approved a conflicting commit outside the transaction's base, so no quorum
-    # approved the transaction. Or time is closed: a majority would have had to hold the transaction before.
+    # approved the transaction. Or time is closed, and no quorum had approved the transaction before.
     if any(answer.standing == Standing.NEVER for answer in answers.values()):
         return ABORT
     # J5, "its leader is among them": the leader has not committed it, and counts no approvals since its promise.

@@ -22,17 +22,17 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import covers
 
-FIRST_BALLOT = 2  # of a recovery; 0 and 1 belong to the transaction's leader
-PATIENCE_LASTS_MS = 30_000  # time in which increased patience falls to a third
-TRAVELLING_MAX_S = 60.0  # a round waits at most this long for voters that are fetching its body
-PATIENCE_MAX = 32  # patience grows up to this, so that slow nodes can still finish transactions
+FIRST_BALLOT = 2  # the first ballot of a recovery; 0 and 1 belong to the transaction's leader
+PATIENCE_DECAY_MS = 30_000  # increased patience with a peer falls to a third in this time
+BODY_FETCH_MAX_S = 60.0  # a round waits at most this long for voters that are fetching its body
+PATIENCE_MAX = 32  # the greatest patience; it has to be so great that slow nodes can still finish transactions
 
 
 @dataclass(slots=True)
 class RecoveryRound:
-    """One attempt of this node to finish a transaction of another leader."""
+    """One attempt of this node to decide a transaction in place of its leader."""
 
-    transaction: Transaction  # the transaction to finish
+    transaction: Transaction  # the transaction to decide
     ballot: int  # a ballot that belongs to this node alone
     since: float  # seconds at which the round began
     answers: dict[str, VoterAnswer] = field(default_factory=dict)  # the answers of the voters that have promised
@@ -63,9 +63,9 @@ class Recovery:
         state, now = self.state, self.state.clock.now.seconds
         for peer in state.roster.peers.values():
             # Increased patience decays, so that the death of this peer is noticed early again.
-            peer.patience = max(1.0, peer.patience * (1 - 1000 * (now - self._checked_at) / PATIENCE_LASTS_MS))
+            peer.patience = max(1.0, peer.patience * (1 - 1000 * (now - self._checked_at) / PATIENCE_DECAY_MS))
         self._checked_at = now
-        # Safe time ends rounds, without any message, also at a node that has lost its vote and begins no more rounds.
+        # Safe time may have decided a transaction without a message; also at a node that is not a voter any more.
         for txid in [txid for txid in self.rounds if txid.clock <= state.clock.safe or state.outcome(txid) is not None]:
             del self.rounds[txid]
         # No voter promises anything to a node without a vote (P1).
@@ -81,38 +81,39 @@ class Recovery:
             if age < suspicion / 2 or txid in self.rounds:
                 continue
             if txid.leader == state.me:
-                # A recovery has our promise for our own transaction, and has not ended it: every voter may finish it
-                # now, this node included.
+                # If this node has promised its own transaction to a recovery that has not ended it, any voter may
+                # recover it now, this node included.
                 attempts = self.coordinator.attempts
                 is_free = not attempts.decides(txid)
-                # Voters that have promised the transaction to a recovery no longer approve it. If the recovering node
-                # has not asked this node, it may have died, and perhaps no other node holds the transaction. So this
-                # node recovers the transaction, but waits longer than another holder (five times the suspicion, below).
+                # Another voter may have promised the transaction to a recovery that has not asked this node. If the
+                # recovering node has died, perhaps no other node holds the transaction. So this node recovers it, but
+                # waits longer than the other voters (five times the suspicion, below).
                 if (is_free and age > 2 * suspicion) or (age > 6 * suspicion and attempts.is_promised(txid)):
                     self.start(transaction)
-            # A leader that is alive and does not end the transaction is asked for a promise like the other voters; its
-            # answer decides (J5).
+            # Recover it also if its leader is alive and does not end it for long: with the leader's promise, the
+            # recovery can decide (J5).
             elif leader is None or self._is_silent(txid.leader) or age > 5 * suspicion:
-                # The nodes start one after the other: two simultaneous recoveries would refuse each other's ballots.
+                # The voters start one after the other: the ballots of simultaneous recoveries refuse each other.
                 if age > suspicion * (1 + 0.3 * self._rank()):
                     self.start(transaction)
-            # The leader is alive: it may have ended the transaction, and the message about the end was lost.
+            # The leader is alive: the message about the outcome may be lost.
             elif age >= 2 * leader.pending_s:
                 asks.setdefault(txid.leader, []).append(txid)
         self._ask_leaders(asks)
         for txid, round_ in list(self.rounds.items()):
-            # Each wait is doubled, and random: else two recovering nodes could refuse each other's ballots for ever.
+            # Each wait is longer, and random: otherwise two recovering nodes could refuse each other's ballots for
+            # ever.
             patience = state.settings.suspicion_ms / 1000 * min(2 ** (round_.tries - 1), PATIENCE_MAX)
-            if now - round_.since > patience * (1 + state.draw()) and not self._is_travelling(round_):
+            if now - round_.since > patience * (1 + state.draw()) and not self._is_fetching_body(round_):
                 self._again(txid, round_)
 
-    def _is_travelling(self, round_: RecoveryRound) -> bool:
-        """Return whether a voter that has not answered is still fetching the pieces of a round's large body.
+    def _is_fetching_body(self, round_: RecoveryRound) -> bool:
+        """Return whether a voter that has not answered seems to be fetching the pieces of a round's large body.
 
-        A round with another ballot would make that voter fetch all pieces again.
+        Such a round is not replaced by one with another ballot: that voter would have to fetch all pieces again.
         """
         state, now = self.state, self.state.clock.now.seconds
-        if len(round_.transaction.body) <= state.settings.inline_bytes or now - round_.since > TRAVELLING_MAX_S:
+        if len(round_.transaction.body) <= state.settings.inline_bytes or now - round_.since > BODY_FETCH_MAX_S:
             return False
         answered = round_.answers if round_.decision is None else round_.accepted
         waiting = (node for node in state.roster.voters if node not in answered)
@@ -143,22 +144,22 @@ class Recovery:
         return self.state.clock.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
 
     def _rank(self) -> int:
-        """Return our place among the voters that seem alive: they start in turn, so that one recovers for all."""
+        """Return our place among the voters that seem alive: they start in this order, and usually only one does."""
         alive = [node for node in self.state.roster.voters if node == self.state.me or not self._is_silent(node)]
         return alive.index(self.state.me)
 
     def start(self, transaction: Transaction, tries: int = 1) -> None:
         """Start a round for a transaction, at a ballot of our own above every ballot that we have promised."""
         state, txid = self.state, transaction.txid
-        # Up to safe time every transaction is decided: it is in the journal, or will never be.
+        # Up to safe time every transaction is decided: it is in the journal, or was rolled back.
         if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
             return
         if not state.roster.is_voter(state.me):
-            return  # this node was demoted after it began a round: voters promise nothing to a learner
+            return  # this node was demoted during an earlier round: voters promise nothing to a learner
         self.counts["started"] += 1
         leader = state.roster.peers.get(txid.leader)
         if leader is not None:
-            # If the leader speaks again, it gets more patience in future (``Node._receive``).
+            # If the leader turns out to be alive, this node gets more patience with it (``Node._receive``).
             leader.suspected = True
         # This node's promise binds its own rounds as well: it would refuse a lower ballot of its own (P4).
         promised = state.votes.by_txid[txid].promised if txid in state.votes.by_txid else 0
@@ -176,24 +177,22 @@ class Recovery:
     def _send_recover(self, txid: Txid) -> None:
         round_, state = self.rounds[txid], self.state
         message = say.Recover(round_.transaction.body, round_.ballot, state.clock.read())
-        # RECOVER has the body, so that a voter without the BEGIN can hold the transaction, and finish it if this node
-        # dies.
+        # RECOVER contains the body: a voter without the BEGIN can then hold the transaction, and recover it later.
         state.outbox.send_voters(message)
         # This node promises like every other voter.
         self.on_recover(state.me, message)
 
     def _again(self, txid: Txid, round_: RecoveryRound) -> None:
-        """End a round and, if the outcome is still unknown, start another."""
-        # A new ballot needs new promises: answers to the old ballot prove nothing about it.
+        """End a round and, if the outcome is still unknown, start another with a new ballot and new promises."""
         del self.rounds[txid]
         for blocker, transaction in round_.blockers.items():
             outcome = self.state.outcome(blocker)
-            # A blocker has to end first (J7), and its leader may be silent as well.
-            if outcome is None and blocker not in self.rounds and self._leaderless(blocker):
+            # A blocker has to end first (J7). If its leader is silent as well, recover it.
+            if outcome is None and blocker not in self.rounds and self._has_silent_leader(blocker):
                 self.start(transaction)
         self.start(round_.transaction, round_.tries + 1)
 
-    def _leaderless(self, txid: Txid) -> bool:
+    def _has_silent_leader(self, txid: Txid) -> bool:
         return txid.leader != self.state.me and (
             txid.leader not in self.state.roster.peers or self._is_silent(txid.leader)
         )
@@ -201,7 +200,7 @@ class Recovery:
     # -- answering a recoverer -------------------------------------------------------------------------------------
 
     def on_recover(self, peer: str, message: say.Recover) -> None:
-        """Promise a ballot for a transaction, and try to hold it.
+        """Promise a ballot, and try to hold the transaction.
 
         Raises:
             EntryMalformedError: the body is malformed.
@@ -209,12 +208,13 @@ class Recovery:
         vote = self._promise(peer, message)
         if vote is None or vote.transaction is None:
             return
-        # The promise is stored before any answer: a restarted voter that forgot it could accept a lower ballot (P4).
+        # The promise is durable before the answer: a voter that forgot it at a restart could accept a lower ballot
+        # (P4).
         self.state.votes.persist(vote)
         if covers(self.state.timelines.applied, vote.transaction.base):
             self._answer(peer, vote, vote.transaction)
         else:
-            # The ballot is promised now. The answer follows when the base is applied, which the comparison needs.
+            # The answer follows when the base is applied: conflict tests need it.
             self.deferred[vote.txid] = peer
             self.apply_queue.want(vote.transaction.base)
 
@@ -223,8 +223,8 @@ class Recovery:
         state = self.state
         transaction = state.read_body(message.body)
         txid = transaction.txid
-        # A node that followed such a clock would move all clocks up to it, for good. V14 tests a BEGIN with a tighter
-        # bound; a RECOVER or ACCEPT must not be refused by that bound.
+        # Following such a clock would move all clocks up to it, for good. The tighter bound that V14 has for a BEGIN
+        # must not stop a recovery.
         if peer != state.me and state.clock.is_absurd(txid.clock):
             raise EntryMalformedError(f"{txid} began more than a year ahead of most voters' clocks")
         state.clock.adjust(txid.clock)
@@ -232,7 +232,7 @@ class Recovery:
         if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer) or self._knows_outcome(peer, txid):
             return None
         if transaction.config < state.roster.membership.version:
-            state.votes.end(txid, commit=False)  # P3: of an older membership and not applied: it never commits
+            state.votes.end(txid, commit=False)  # P3: it began under an older membership and can never commit
             self._knows_outcome(peer, txid)
             return None
         vote = state.votes.of(txid, transaction)
@@ -262,7 +262,7 @@ class Recovery:
 
     def _answer(self, peer: str, vote: Vote, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        for given_up in transaction.rollbacks:  # P6: else those that its leader gave up would block it (V5)
+        for given_up in transaction.rollbacks:  # P6: otherwise transactions that its leader gave up would block it (V5)
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
         standing, blockers = self._try_to_hold(vote, transaction)
@@ -281,36 +281,37 @@ class Recovery:
         )
 
     def _try_to_hold(self, vote: Vote, transaction: Transaction) -> tuple[say.Standing, list[Transaction]]:
-        """Try to hold a transaction, with the tests of an approval but with the cut instead of closed time."""
+        """Try to hold a transaction: the tests are those of an approval, with the cut instead of closed time."""
         state, txid = self.state, transaction.txid
         if vote.held:  # P7: the transaction is pending here
             return say.Standing.HELD, []
-        # P8: a voter approves a transaction only if none of its commands has happened. If one has happened as another
-        # transaction, no voter approved this one.
+        # P8: if one of its commands has happened as another transaction, no quorum approved this one.
         found = state.happened(transaction.commands, txid)
         never: bool | None = found is not None and found.other != FORGOTTEN
         if not never:
             # P9: if a commit outside the transaction's base conflicts with the transaction, a majority held that commit
             # first, so no quorum approved this transaction.
             never = state.conflicts_outside(transaction)
-        # P10: a majority closed time up to the cut; had a quorum approved it, a voter of this majority would hold it.
+        # P10: a majority has closed time up to the cut. A voter of it that had approved the transaction would have kept
+        # time open.
         if never or state.clock.cut >= txid.clock:
             return say.Standing.NEVER, []
         if never is None:
-            return say.Standing.BLOCKED, []  # P14: an entry outside the base was removed here and cannot be compared
+            return say.Standing.BLOCKED, []  # P14: it cannot be compared with entries outside its base: the journal
+            # lacks them
         pending = state.votes.pending
         blockers = [pending.transactions[found.other] for found in pending.conflicts(transaction.access_set, txid)]
-        if blockers:  # P11: one node never holds two transactions that conflict
+        if blockers:  # P11: no node holds two transactions that conflict
             return say.Standing.BLOCKED, blockers
         if state.why_rows_differ(transaction) != "":
-            return say.Standing.BLOCKED, []  # P12: its rows differ from ours: one node's tables are damaged
+            return say.Standing.BLOCKED, []  # P12: its before-images differ from our rows, or are not compared yet
         state.votes.hold(transaction)  # P13: from now on the transaction is pending here, durably
         return say.Standing.HELD, []
 
     def _ended_against(self, transaction: Transaction) -> list[Txid]:
         """Return the conflicting transactions whose end this node knows, or whose abort it has accepted."""
         state = self.state
-        # No votes are kept up to safe time; the promise names that clock as ``safe`` (J6).
+        # Votes up to safe time are dropped; for these, the promise contains safe time (J6).
         ended = list(state.commit_window.any_conflicts(transaction.access_set, above=state.clock.safe))
         return ended + [txid for txid, _ in state.votes.aborting.conflicts(transaction.access_set, transaction.txid)]
 
@@ -323,7 +324,7 @@ class Recovery:
         vote = self._promise(peer, message)
         if vote is not None:
             assert vote.promised == message.ballot, "a voter accepts only a ballot that it has promised"
-            # A pending transaction stays pending: a majority may have accepted another decision, or none.
+            # The transaction stays pending here: perhaps a majority accepts another decision.
             vote.accepted = (message.ballot, message.commit)
             self.state.votes.persist(vote)
             self._reply(peer, say.Accepted(vote.txid, message.ballot, self.state.clock.read()))
@@ -347,24 +348,23 @@ class Recovery:
     # -- judging ---------------------------------------------------------------------------------------------------
 
     def on_promise(self, peer: str, message: say.Promise) -> None:
-        """Count a promise, and judge again.
+        """Count a promise; at a majority, propose a decision or end the blockers.
 
         Raises:
             EntryMalformedError: a blocker is malformed; the promise does not count.
         """
         round_ = self.rounds.get(message.txid)
-        # An answer to another ballot proves nothing for this one: its voter may have accepted a decision since.
+        # A promise for another ballot does not count: its voter may have accepted a decision since.
         if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
             return
         # All blockers are decoded before the answer counts.
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
-        # If a voter answers a ballot twice, its newer answer counts: the promise is the same, and a voter that held the
-        # transaction still holds it.
+        # If a voter answers the ballot twice, its newer answer counts.
         round_.answers[peer] = VoterAnswer(
             message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), message.safe
         )
-        # A ballot has only one proposal: voters would accept two different proposals at the same ballot.
+        # Only one proposal is made at a ballot, because voters would accept two different ones.
         if round_.decision is None and len(round_.answers) >= self.state.roster.majority:
             self._judge(round_)
 
@@ -372,21 +372,21 @@ class Recovery:
         verdict = judge(
             round_.transaction.txid.leader, round_.answers, self.state.roster.voters, self.state.roster.quorum
         )
-        # The blockers have to end before there is a verdict; each further answer is judged together with these.
+        # The blockers have to end first; each further promise is judged together with the earlier ones.
         if isinstance(verdict, EndFirst):
             self._unblock(round_)
         else:
             self._propose(round_, commit=verdict == COMMIT)
 
     def _unblock(self, round_: RecoveryRound) -> None:
-        """End the blockers: ask their leaders, or recover the transactions of silent leaders. A new round follows."""
+        """End the blockers: ask their leaders for outcomes, or recover those with silent leaders."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
-            # This node knows the blocker's end, but a voter that answered BLOCKED does not. Told of the end, that voter
+            # This node knows the blocker's outcome, but the voter that named it does not. With the outcome, that voter
             # can hold the transaction.
             if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
                 self._tell_blocked(round_, txid)
-            elif self._leaderless(txid):
+            elif self._has_silent_leader(txid):
                 if txid not in self.rounds:
                     self.start(transaction)
             # A leader that is alive decides its own transaction; if that leader is this node, no message is needed.
@@ -429,7 +429,7 @@ class Recovery:
         else:
             self.counts["aborted"] += 1
             state.votes.end(txid, commit=False)
-            # Learners get the outcome, too: an abort leaves no entry in a journal from which they could learn of it.
+            # Learners get the outcome, too: they cannot learn of an abort from journals.
             state.outbox.send_all(say.Outcome(txid, False, "", 0, state.clock.read()))
 
     def _adopt(self, txid: Txid, round_: RecoveryRound) -> None:
@@ -440,14 +440,14 @@ class Recovery:
         elif covers(state.timelines.applied, transaction.base) and txid not in state.blocked:
             del self.adoptable[txid]
             self.counts["adopted"] += 1  # J9: the commit gets a place in our timeline: no node writes into another's
-            # Its label names, as the quorum, the voters that accepted the decision.
+            # The voters that accepted the decision are the quorum in its label.
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
-            entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
-            # Members that have the body in a vote get it again: recoveries are too rare to save these bytes.
+            entry = self.apply_queue.commit(transaction, holders, adopted_from=txid.leader)
+            # With the body, even for members that have it in a vote: recoveries are too rare to save these bytes.
             state.outbox.send_all(say.Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 
     def on_refused(self, message: say.Refused) -> None:
-        """Promise the higher ballot that a voter has promised, so that this node's next ballot is above it."""
+        """Promise the higher ballot that a voter has promised: this node's next ballot will be above it."""
         round_ = self.rounds.get(message.txid)
         if round_ is not None and message.promised > round_.ballot:
             vote = self.state.votes.of(message.txid, round_.transaction)
@@ -461,12 +461,12 @@ class Recovery:
         self.released(txid)
 
     def released(self, txid: Txid) -> None:
-        """Retry the rounds that a transaction blocked: it no longer blocks them here."""
+        """Retry the rounds that a transaction has blocked, because it is not pending here any more."""
         for other, round_ in list(self.rounds.items()):
-            # The blocker has just ended here; other voters may not know that.
+            # Other voters may not know the blocker's outcome.
             if txid in round_.blockers and round_.decision is None:
                 self._tell_blocked(round_, txid)
-                # A random pause: all recovering nodes have waited for this end, and would refuse each other's ballots.
+                # Random, because all recovering nodes have waited for this end, and would refuse each other's ballots.
                 self.state.timers.set(
                     self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), Timer.RECOVER_AGAIN, other
                 )
@@ -481,7 +481,7 @@ class Recovery:
         """Send a peer again the messages of our rounds that it may have missed; ask it for outcomes that we missed."""
         state = self.state
         clock = state.clock.read()
-        # The peer may have restarted and forgotten transactions that it had begun; nodes still wait for their ends.
+        # The peer may have restarted and forgotten transactions that it had begun: asked, it gives them up.
         held = [txid for txid in state.votes.pending.transactions if txid.leader == peer]
         if held and state.roster.is_voter(state.me):
             self._send_ask(peer, held)

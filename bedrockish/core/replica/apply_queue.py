@@ -1,10 +1,10 @@
-"""The commits that may be applied next, and the fetching of missing ones.
+"""The commits that wait to be applied, and the fetching of missing ones.
 
 A node takes the commits of a timeline in order: it takes a commit only when it has taken all earlier ticks. A COMMIT
-ahead of a gap counts as not arrived, and the node tells no other node its outcome: otherwise all nodes could know a
-commit that none of them could ever apply. A taken commit is applied as soon as its ``after`` is covered.
-Every way in which a node learns of a commit ends in ``_add_entry``: the node leads it, receives it in a COMMIT,
-fetches it, or adopts it for a dead leader.
+ahead of a gap counts as not arrived, and the node does not report its outcome to others: otherwise all nodes could know
+a commit that none of them could ever apply. A taken commit is applied as soon as its ``after`` is covered. A node
+learns of a commit in one of four ways, each of which ends in ``_add_entry``: it leads the commit, receives it in a
+COMMIT, fetches it, or adopts it for a dead leader.
 """
 
 from collections import deque
@@ -26,7 +26,8 @@ from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, T
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 FETCH_AGAIN_S = 1.0
-EARLY_MAX = 10_000  # most COMMITs kept ahead of a gap; further ones are dropped, and fetched later
+WIDE_GAP = 100  # missing entries; a wider gap is not closed by COMMITs that are under way
+AHEAD_OF_GAP_MAX = 10_000  # most COMMITs kept ahead of a gap; further ones are dropped, and fetched later
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class Gap:
 
     upto: int  # the last tick that is known to exist
     since: float  # seconds at which the gap was found
-    asked: Repeat | None = None  # when to ask again; None if a peer can be asked at once
+    asked: Repeat | None = None  # when to ask a peer again; None if a peer can be asked at once
     peer: str = ""  # the peer that was asked last
 
 
@@ -46,18 +47,17 @@ class ApplyQueue:
         self.state = state
         self.waiting: dict[str, deque[Entry]] = {}  # by timeline, the entries that are taken and not applied
         self._unapplied = 0  # the number of entries in ``waiting``
-        self.early: dict[str, dict[int, Commit]] = {}  # by timeline and tick, the COMMITs ahead of a gap
+        self.ahead_of_gap: dict[str, dict[int, Commit]] = {}  # by timeline and tick, the COMMITs ahead of a gap
         self.gaps: dict[str, Gap] = {}
 
     # -- learning commits ------------------------------------------------------------------------------------------
 
-    def lead(self, transaction: Transaction, quorum: Vector, adopted_from: str | None = None) -> Entry:
+    def commit(self, transaction: Transaction, quorum: Vector, adopted_from: str | None = None) -> Entry:
         """Commit a transaction at the next tick of our own timeline, and apply it at once."""
         state, me = self.state, self.state.me
         assert covers(state.timelines.applied, transaction.base), "a leader commits only what it can apply"
         tick = state.timelines.applied.get(me, 0) + 1
-        # No other node writes into our timeline, and each of our commits is applied in the step that leads it. So none
-        # of our commits waits.
+        # Only this node writes into its timeline, and applies each of its commits in the same step: none waits.
         assert tick == state.timelines.taken.get(me, 0) + 1
         # In a label, our own tick is the tick of the commit itself, as in the gist.
         approvals = dict(quorum) | ({me: tick} if me in quorum else {})
@@ -79,24 +79,23 @@ class ApplyQueue:
         label = decode_label(message.label)
         leader, tick = label.leader, label.tick
         taken = self.state.timelines.taken.get(leader, 0)
-        # The entry is here already, fetched or from another peer; or its leader has left, and its timeline is closed.
+        # The entry has been fetched or received already; or its leader has left, and its timeline is retired.
         if tick <= taken or leader in self.state.roster.membership.retired:
             return
-        # A COMMIT that is not taken yet does not count as an outcome: this node tells no peer that it is committed.
-        early = self.early.setdefault(leader, {})
+        ahead = self.ahead_of_gap.setdefault(leader, {})
         if tick > taken + 1:
-            if len(early) < EARLY_MAX:
-                early[tick] = message
+            if len(ahead) < AHEAD_OF_GAP_MAX:
+                ahead[tick] = message
             self.want({leader: tick})
             return
-        if self._take_commit(message, label) and self.early.get(leader):
-            self._take_early(leader)
+        if self._take_commit(message, label) and self.ahead_of_gap.get(leader):
+            self._take_ahead_of_gap(leader)
 
-    def _take_early(self, leader: str) -> None:
+    def _take_ahead_of_gap(self, leader: str) -> None:
         """Take the COMMITs that waited behind a gap, as far as the gap is closed."""
-        early = self.early.get(leader, {})
-        # Remove the COMMIT first: one that cannot be read must not be tried again at each later COMMIT.
-        while (following := early.pop(self.state.timelines.taken.get(leader, 0) + 1, None)) is not None:
+        ahead = self.ahead_of_gap.get(leader, {})
+        # Remove the COMMIT first: one that cannot be decoded must not be tried again at each later COMMIT.
+        while (following := ahead.pop(self.state.timelines.taken.get(leader, 0) + 1, None)) is not None:
             if not self._take_commit(following, decode_label(following.label)):
                 return
 
@@ -104,8 +103,8 @@ class ApplyQueue:
         leader, tick = label.leader, label.tick
         vote = self.state.votes.by_txid.get(label.txid)
         voted = vote.transaction if vote is not None else None
-        # A voter that approved has the body in its vote, so the COMMIT has none. If the COMMIT has a body that
-        # differs from the vote's, that body is decoded; the hash below tells which of the two was committed.
+        # A voter that approved has the body in its vote, so the COMMIT has none. A body in the COMMIT that differs from
+        # the vote's is decoded; the hash below shows whether it was committed.
         if voted is not None and message.body in (None, voted.body):
             transaction = voted
         elif message.body is not None:
@@ -136,14 +135,14 @@ class ApplyQueue:
                 raise EntryMalformedError(f"{leader}{tick} does not extend the local timeline {leader}")
             self._add_entry(entry)
         for gap in self.gaps.values():
-            # The peer has answered, so any peer can be asked at once for the ticks that are still missing.
+            # The peer has answered: any peer can be asked at once for the ticks that are still missing.
             if gap.peer == peer:
                 gap.asked = None
-        # The fetched entries may have closed the gap behind which COMMITs wait.
-        for leader in self.early:
-            self._take_early(leader)
-        # An answer has a bounded size. The rest is asked for now, not at the next heartbeat, and before these entries
-        # are applied: the sender reads the rest while this node applies.
+        # The fetched entries may have closed the gap before which COMMITs wait.
+        for leader in self.ahead_of_gap:
+            self._take_ahead_of_gap(leader)
+        # An answer has a bounded size. Ask for the rest now, before these entries are applied, so that the sender reads
+        # the rest at the same time.
         self.fetch_missing()
         self.apply_ready()
 
@@ -160,7 +159,7 @@ class ApplyQueue:
 
     def _add_entry(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
-        # The protocol excludes a commit of a transaction that was rolled back, so a disk or a program has failed. This
+        # The protocol excludes that a transaction is rolled back and committed, so a disk or a program has failed. This
         # node halts before it spreads a wrong outcome.
         if state.votes.outcomes.get(txid) is False:
             state.outbox.emit(Halt(f"{entry.leader}{entry.tick} commits {txid}, which was rolled back"))
@@ -168,8 +167,8 @@ class ApplyQueue:
         state.add_entry(entry)
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
-        # If the entry was fetched, its COMMIT may still be in ``early``, and would never be removed.
-        self.early.get(entry.leader, {}).pop(entry.tick, None)
+        # If the entry was fetched, its COMMIT may also be in ``ahead_of_gap``, and would stay there.
+        self.ahead_of_gap.get(entry.leader, {}).pop(entry.tick, None)
 
     def place_of(self, txid: Txid) -> tuple[str, int] | None:
         """Return the place of a commit that is taken and waits until its base is applied, or None."""
@@ -179,7 +178,7 @@ class ApplyQueue:
     # -- applying --------------------------------------------------------------------------------------------------
 
     def apply_ready(self) -> None:
-        """Apply everything that can be applied."""
+        """Apply each taken entry whose ``after`` is applied."""
         # Every step calls this method; the count saves a look at each timeline.
         moved = self._unapplied > 0
         while moved:
@@ -190,8 +189,8 @@ class ApplyQueue:
                 while (
                     queue
                     and covers(self.state.timelines.applied, queue[0].after)
-                    # A blocked entry fits no node's tables. Its timeline, and all entries that have seen the entry,
-                    # wait until an operator has decided.
+                    # A blocked entry fits no node's tables. It, the rest of its timeline, and all entries with it in
+                    # their base wait until an operator has decided.
                     and queue[0].txid not in self.state.blocked
                 ):
                     assert self._unapplied > 0
@@ -205,11 +204,11 @@ class ApplyQueue:
     def _apply(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
         assert entry.tick == state.timelines.applied.get(entry.leader, 0) + 1
-        # A repeat is a second label of a transaction, which a recovery adopted and which is in its leader's timeline,
-        # too. Its rows are in the tables already, so only the label is stored.
+        # A repeat is the second label of a transaction that is both adopted and in its leader's timeline. The rows are
+        # in the tables already, so only the label is stored.
         repeat = txid.clock <= state.clock.safe or state.is_applied(txid)
-        # All commits up to safe time are applied (T4), so an entry below it that arrives now is a second label. If
-        # ``_reach_schema`` halts the node, neither this entry nor any later one counts as applied.
+        # All commits up to safe time are applied (T4), so an entry below it that arrives now is a second label. After a
+        # failed ``_reach_schema`` the node halts, and this entry does not count as applied.
         if not repeat and entry.transaction.schema != state.schema.version and not self._reach_schema(entry):
             return
         state.apply(entry)
@@ -225,20 +224,20 @@ class ApplyQueue:
             self._change_members(entry.place, txid, read_membership(entry.transaction.changes))
 
     def _reach_schema(self, entry: Entry) -> bool:
-        """Put a scheduled change in force if an entry's transaction ran on it; return whether the entry can be applied.
+        """Put the scheduled change in force if an entry's transaction ran on it; return whether the entry fits then.
 
-        The leader had the scheduled change in force before it ran the transaction. So the transaction's base has
-        everything with a smaller clock than the activation of that change, and all of it is applied here.
+        The change was in force at the leader before it ran the transaction. So the transaction's base has every commit
+        with a smaller clock than the activation, and all of these are applied here.
         """
         state, needed = self.state, entry.transaction.schema
-        # Our own safe time may not have reached the activation, because it needs reports of a majority. But the entry
-        # proves that the change is in force.
+        # Our safe time may be behind, because it needs reports of a majority. But the entry proves that the change is
+        # in force.
         if needed == state.schema.version + 1 and state.schema.scheduled is not None:
             state.activate()
         here = state.schema.version
         # Applying this entry would write rows into the columns of another schema.
         if needed != here:
-            what = f"{entry.leader}{entry.tick} ran on version {needed} of the schema, and {here} is in force here"
+            what = f"{entry.leader}{entry.tick} ran on schema version {needed}, and version {here} is in force here"
             state.outbox.emit(Halt(what))
         return needed == here
 
@@ -258,7 +257,7 @@ class ApplyQueue:
                 )
             )
             return
-        # Only the new retirements: no vector names the timelines that were retired earlier.
+        # Only the new ones: timelines that were retired earlier are left out of vectors already.
         retired = membership.retired.keys() - state.roster.membership.retired.keys()
         old = state.roster.membership
         config = 0 if old.users == membership.users else membership.version
@@ -274,17 +273,17 @@ class ApplyQueue:
                 state.votes.end(txid, commit=False)
 
     def _retire(self, place: Place, txid: Txid, leaders: AbstractSet[str]) -> None:
-        """Stop naming these timelines in vectors: all their entries that any base can contain are applied here.
+        """Leave these timelines out of vectors from now on: all their entries that a base can contain are applied here.
 
-        Those are the entries in the base of the membership change, because a transaction of an older membership commits
+        These are the entries in the base of the membership change, because a transaction of an older membership commits
         only if that base contains it. A member may have one more entry: the second label of a transaction, which
-        changed no row.
+        changes no row.
         """
         state = self.state
         state.timelines.retire([place])
         state.commit_window.retire(leaders, txid)
         for leader in leaders:
-            self.early.pop(leader, None)
+            self.ahead_of_gap.pop(leader, None)
             self.gaps.pop(leader, None)
 
     def smallest_unapplied(self) -> int | None:
@@ -300,8 +299,7 @@ class ApplyQueue:
         """Record that these ticks exist and are needed here."""
         for leader, tick in vector.items():
             if tick > self.state.timelines.taken.get(leader, 0) and leader not in self.state.roster.membership.retired:
-                # The COMMIT usually arrives without a request; ``fetch_missing`` asks for it when it has been missing
-                # for a while.
+                # The COMMIT usually arrives by itself; ``fetch_missing`` requests it if it does not.
                 gap = self.gaps.setdefault(leader, Gap(tick, self.state.clock.now.seconds))
                 gap.upto = max(gap.upto, tick)
 
@@ -313,21 +311,20 @@ class ApplyQueue:
         state = self.state
         leader = state.roster.peers.get(txid.leader)
         # Over a link to that leader, this node gets COMMIT or ROLLBACK, or asks for the outcome (``Recovery.check``).
-        unheard = txid.leader != state.me and (leader is None or not leader.up)
-        is_open = txid not in state.votes.pending and txid.clock > state.clock.safe
-        if unheard and is_open and state.outcome(txid) is None:
+        is_cut_off = txid.leader != state.me and (leader is None or not leader.up)
+        is_unknown = txid not in state.votes.pending and txid.clock > state.clock.safe
+        if is_cut_off and is_unknown and state.outcome(txid) is None:
             state.outbox.send(peer, Ask(txid, state.clock.read()))
 
     def fetch_missing(self, *, at_once: bool = False) -> None:
-        """Ask for ticks that have been missing for a while: COMMITs under way usually arrive before that.
+        """Request the ticks that have been missing for longer than a COMMIT usually takes to arrive.
 
-        Different peers are asked about different gaps where that is possible, so that they share the work.
+        Different gaps are requested from different peers where possible, so that they share the work.
         """
         state, now = self.state, self.state.clock.now.seconds
         if not state.health.applies:
             return  # a fetched entry would not be applied; this node still serves its own entries
-        # A large message that is still being assembled may be the missing COMMIT of its sender: do not fetch that
-        # COMMIT.
+        # A large message that is still being assembled may be the missing COMMIT of its sender: do not fetch it.
         arriving = {one.peer for one in state.pieces.assembling}
         patience = 0.0 if at_once else state.settings.fetch_after_ms / 1000
         asks: dict[str, dict[str, int]] = {}
@@ -338,11 +335,11 @@ class ApplyQueue:
                 continue
             if leader in arriving:
                 continue
-            # No COMMIT under way closes a gap of more than a hundred entries: ask at once.
-            behind = gap.upto - taken > 100
-            if not behind and now - gap.since < patience:
+            # So many COMMITs are never just under way: request the entries at once.
+            is_wide = gap.upto - taken > WIDE_GAP
+            if not is_wide and now - gap.since < patience:
                 continue
-            # A peer that was asked a moment ago is still answering. After the pause its answer counts as lost.
+            # A peer that was asked a moment ago may still answer. After the pause its answer counts as lost.
             if gap.asked is not None and not gap.asked.is_due(now):
                 continue
             peer = self._peer_to_ask(leader, taken + 1, not_again=gap.peer if gap.asked else "", busy=asks)
@@ -351,13 +348,13 @@ class ApplyQueue:
                 gap.asked, gap.peer = gap.asked or Repeat(now, FETCH_AGAIN_S), peer
             elif had := self._holders(leader, taken + 1):
                 self._give_up_if_removed(leader, taken + 1, had)
-            else:  # only a node that has left has reported the entry; if a peer has the entry, the peer will report it
+            else:  # only a former member has reported the entry; a peer that has it will report it
                 del self.gaps[leader]
         for peer, wants in asks.items():
             state.outbox.send(peer, Fetch(wants, state.settings.fetch_bytes))
 
     def _peer_to_ask(self, leader: str, tick: int, not_again: str, busy: dict[str, dict[str, int]]) -> str | None:
-        # Do not ask a peer that has removed this entry. The leader has the entry even if its last report is older.
+        # The leader has the entry even if its last report is older. A peer may have removed it from its journal.
         able = [
             node
             for node, peer in self.state.roster.peers.items()
@@ -365,16 +362,16 @@ class ApplyQueue:
             and (peer.applied.get(leader, 0) >= tick or node == leader)
             and peer.removed.get(leader, 0) < tick
         ]
-        # The peer that was asked last and has not answered may be slow or cut off: prefer another one.
+        # Prefer another peer than the one that was asked last and has not answered: it may be slow or cut off.
         others = [node for node in able if node != not_again] or able
-        # The least busy peer; among these the timeline's leader, which surely has the entry; then by name, so that a
-        # replay asks the same peer.
+        # The peer with the fewest requests; of several, the timeline's leader, which certainly has the entry; else by
+        # name, so that a replay asks the same peer.
         return min(others, key=lambda node: (len(busy.get(node, ())), node != leader, node), default=None)
 
     def on_fetch(self, peer: str, message: Fetch) -> None:
         """Send a peer the wanted entries that are here, and tell the peer which of them were removed."""
         state = self.state
-        # A peer that asks for removed entries must get an answer: otherwise it would ask this node for ever.
+        # Without an answer, a peer would request removed entries from this node for ever.
         removed = {leader: state.timelines.removed.get(leader, 0) for leader in message.wants}
         removed = {leader: tick for leader, tick in removed.items() if tick >= message.wants[leader]}
         if removed:
@@ -403,7 +400,7 @@ class ApplyQueue:
         return [peer for node, peer in peers if node == leader or peer.applied.get(leader, 0) >= tick]
 
     def _give_up_if_removed(self, leader: str, tick: int, had: list[Peer]) -> None:
-        """Stop fetching for good if all peers that had an entry have removed it: this node can never catch up."""
+        """Give up fetching if all members that had an entry have removed it: this node can never catch up."""
         state = self.state
         if all(peer.removed.get(leader, 0) >= tick for peer in had):
             state.give_up_fetching(

@@ -18,7 +18,7 @@ from bedrockish.core.state.pieces import Assembling
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.errors import EntryMalformedError
 
-KEPT_S = 60.0  # how long an idle offer or an incomplete message is kept
+KEPT_S = 60.0  # how long an offer that is not repeated, or a message that stays incomplete, is kept
 FOUND_S = 10.0  # how long pieces that are in the file at the start are kept for an offer that names them
 OFFERED_BYTES_MAX = 256 << 20  # most bytes of all offers of one peer
 OFFERED_PIECES_MAX = 1 << 16
@@ -28,12 +28,12 @@ ASSEMBLING_MAX = 16  # complete messages of one peer that are not assembled yet;
 WINDOW_MIN, WINDOW_MAX = 8, 64  # how many pieces may be under way from one peer, like the window of TCP
 DELAY_S = 0.05  # a piece that is slower than the quickest one by more than this makes the window smaller
 ASK_AGAIN_S = 2.0
-READING_S = 5.0  # how long closed time waits at most for a message that came in time and is still being assembled
+ASSEMBLY_S = 5.0  # how long closed time waits at most for a message that came in time and is still being assembled
 DROPPED_MAX = 32  # most pieces dropped at a heartbeat: SQLite needs time to free their pages
 
 
 @dataclass(slots=True)
-class Offered:
+class PeerOffer:
     """A transaction that a peer has offered before its BEGIN."""
 
     names: frozenset[bytes]  # the names of all its pieces
@@ -53,14 +53,14 @@ class Incomplete:
 
 
 @dataclass(slots=True)
-class Pull:
+class PieceRequests:
     """The requests for pieces to one peer."""
 
     queue: deque[Name] = field(default_factory=deque)  # the pieces to ask for next, with their sizes
     # The pieces on their way, with the seconds at which they were asked for and their sizes.
     asked: dict[bytes, tuple[float, int]] = field(default_factory=dict)
     window: float = WINDOW_MIN  # how many pieces may be on their way
-    least: float = 0.0  # seconds that the quickest piece has taken since the link was last idle
+    quickest_s: float = 0.0  # seconds that the quickest piece has taken since the link was last idle
 
     def arrived(self, digest: bytes, seconds: float) -> int | None:
         """Remove an arrived piece, adapt the window to its delay, and return its size; None if it was not asked for."""
@@ -68,31 +68,31 @@ class Pull:
             return None
         since, size = self.asked.pop(digest)
         took = seconds - since
-        self.least = min(self.least, took) if self.least else took
-        # The quickest piece found an idle link. A piece that takes much longer has waited behind other pieces, and so
-        # do small messages: ask for fewer pieces at a time.
-        more = 1.0 if took <= self.least + DELAY_S else -1.0
+        self.quickest_s = min(self.quickest_s, took) if self.quickest_s else took
+        # The quickest piece found an idle link. A piece that takes much longer has waited behind other pieces, and
+        # small messages wait there as well: ask for fewer pieces at a time.
+        more = 1.0 if took <= self.quickest_s + DELAY_S else -1.0
         self.window = min(WINDOW_MAX, max(WINDOW_MIN, self.window + more))
         return size
 
 
 class Staging:
-    """The fetching of pieces from peers, and the messages assembled from them.
+    """The receiver of offers and of messages in pieces: it fetches the pieces from the peers.
 
     ``offers``: the offered transactions, by peer and by the number that the peer gave to the offer.
     """
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.offers: dict[tuple[str, int], Offered] = {}
+        self.offers: dict[tuple[str, int], PeerOffer] = {}
         self.incomplete: list[Incomplete] = []
         self.fetched: dict[bytes, bytes] = {}  # pieces of incomplete messages
-        self.pulls: dict[str, Pull] = {}
+        self.requests: dict[str, PieceRequests] = {}
         if state.pieces.saved:
-            # The restart has lost the offers of these pieces. Their leaders repeat the offers soon, or begin the
-            # transactions; otherwise the pieces are dropped.
+            # The offers of these pieces were in memory only. Until their leaders have repeated the offers or begun the
+            # transactions, an offer under the peer "" keeps the pieces for a moment.
             found = frozenset(state.pieces.saved)
-            self.offers["", 0] = Offered(found, 0, set(), state.clock.now.seconds - KEPT_S + FOUND_S)
+            self.offers["", 0] = PeerOffer(found, 0, set(), state.clock.now.seconds - KEPT_S + FOUND_S)
 
     # -- offers ----------------------------------------------------------------------------------------------------
 
@@ -117,14 +117,14 @@ class Staging:
             size + sum(offer.size for offer in others) > OFFERED_BYTES_MAX
             or len(names) + sum(len(offer.names) for offer in others) > OFFERED_PIECES_MAX
         ):
-            # Refuse at once: the leader then needs a quorum of other voters, or has to offer again later.
+            # Refuse at once: the leader then needs a quorum of other voters, or repeats the offer later.
             state.counts["offers_refused"] += 1
             self._tell_stored(peer, message.number, stored=False)
             return
         missing = {digest for digest in names if digest not in state.pieces.saved}
-        self.offers[key] = Offered(frozenset(names), size, missing, state.clock.now.seconds)
+        self.offers[key] = PeerOffer(frozenset(names), size, missing, state.clock.now.seconds)
         if missing:
-            self._pull(peer, [name for name in names.items() if name[0] in missing])
+            self._request(peer, [name for name in names.items() if name[0] in missing])
         else:
             self._tell_stored(peer, message.number, stored=True)
 
@@ -140,7 +140,7 @@ class Staging:
         waiting = [one for one in self.incomplete if one.peer == peer]
         size = sum(len(part) if isinstance(part, bytes) else part[1] for part in message.parts)
         assembling = sum(one.peer == peer for one in state.pieces.assembling)
-        # Each peer has its own bounds, so that a peer that sends much does not block the others.
+        # The bounds are for each peer, so that a peer that sends much does not block the others.
         if size > MESSAGE_BYTES_MAX or len(waiting) >= MESSAGES_MAX or assembling >= ASSEMBLING_MAX:
             state.counts["messages_too_many"] += 1
             return
@@ -148,7 +148,7 @@ class Staging:
         one = Incomplete(peer, message.parts, missing, state.clock.now.seconds)
         if missing:
             self.incomplete.append(one)
-            self._pull(peer, [name for name in names.items() if name[0] in missing])
+            self._request(peer, [name for name in names.items() if name[0] in missing])
         else:
             self._assemble(one)
 
@@ -161,14 +161,14 @@ class Staging:
             for part in one.parts
         )
         state, now = self.state, self.state.clock.now.seconds
-        # Assembling a BEGIN takes a while. Note the clock up to which time could be closed at this moment: a BEGIN with
-        # a later clock came in time.
+        # Assembling a BEGIN takes a while, so record the clock up to which time could be closed now: a BEGIN with a
+        # later clock came in time.
         closable = max(state.clock.closed, state.clock.lag.closable(now))
-        state.pieces.assembling.append(Assembling(one.peer, parts, closable, now + READING_S))
+        state.pieces.assembling.append(Assembling(one.peer, parts, closable, now + ASSEMBLY_S))
         state.outbox.emit(Assemble(one.peer, parts))
 
     def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
-        """Return the message that was assembled from parts; None if it is malformed, or itself an ``InPieces``."""
+        """Return the message that was assembled from parts; None if it is malformed, or again an ``InPieces``."""
         waiting = self.state.pieces.assembling
         # Find the message by its parts: several messages of one peer are assembled at the same time.
         waiting.remove(next(one for one in waiting if one.peer == peer and one.parts == parts))
@@ -176,26 +176,25 @@ class Staging:
             message = decode(data) if known is None else known.message
         except EntryMalformedError:
             message = None
-        # A message in pieces that contains a message in pieces could contain the next one, without end.
+        # A message in pieces must not contain another one: such messages could be nested without end.
         if message is None or isinstance(message, InPieces):
             self.state.counts["malformed"] += 1
             return None
         if isinstance(message, Begin):
-            # The pieces were checked against their names. The vote on this BEGIN names the same pieces, so remember the
-            # division: the body need not be divided again.
+            # Remember the division of the body: the vote on this BEGIN names the same pieces.
             self.state.pieces.cutter.learn(message.body, data, parts)
         return message
 
     # -- pieces ----------------------------------------------------------------------------------------------------
 
     def on_piece(self, peer: str, message: Piece) -> None:
-        """Receive a piece that was asked for, or the answer that the peer does not have it any more."""
+        """Receive a requested piece, or the answer that the peer does not have it any more."""
         state, digest, data = self.state, message.digest, message.data
-        pull = self.pulls.get(peer)
+        pull = self.requests.get(peer)
         size = None if pull is None else pull.arrived(digest, state.clock.now.seconds)
         if size is None:
-            return  # the piece arrived twice, or was never asked for
-        # A piece must have the right hash, because it may become a part of a vote.
+            return  # the piece arrived twice, or was never requested
+        # The hash is verified, because the piece may become a part of a vote.
         if data is None or len(data) != size or sha256(data).digest() != digest:
             self._drop_dependents(peer, digest)
         else:
@@ -216,7 +215,7 @@ class Staging:
         offers = [(key, offer) for key, offer in self.offers.items() if digest in offer.missing]
         messages = [one for one in self.incomplete if digest in one.missing]
         # A piece of an offered transaction must be durable, because this node's vote on the transaction will name it.
-        # A piece of another message is only needed until the message is assembled.
+        # Any other piece is needed only until its message is assembled.
         if offers:
             self.save(digest, data)
         elif messages:
@@ -242,8 +241,8 @@ class Staging:
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    def _pull(self, peer: str, names: Iterable[Name]) -> None:
-        pull = self.pulls.setdefault(peer, Pull())
+    def _request(self, peer: str, names: Iterable[Name]) -> None:
+        pull = self.requests.setdefault(peer, PieceRequests())
         known = {*pull.asked, *(digest for digest, _ in pull.queue)}
         # Two messages may need the same piece: it is asked for once and serves both.
         pull.queue.extend(name for name in names if name[0] not in known)
@@ -251,9 +250,9 @@ class Staging:
 
     def _ask(self, peer: str) -> None:
         """Ask a peer for further pieces, up to its window."""
-        pull, now, wanted = self.pulls[peer], self.state.clock.now.seconds, []
+        pull, now, wanted = self.requests[peer], self.state.clock.now.seconds, []
         if not pull.asked:
-            pull.least = 0.0  # measure again: the link may have changed while it was idle
+            pull.quickest_s = 0.0  # measure again: the link may have changed while it was idle
         while pull.queue and len(pull.asked) < int(pull.window):
             digest, size = pull.queue.popleft()
             # The piece may have arrived for another message since, or its own message was dropped.
@@ -270,7 +269,7 @@ class Staging:
 
     def resume(self, peer: str) -> None:
         """Ask a peer again for all pieces that it has not sent: the question, or the answer, may be lost."""
-        pull = self.pulls.get(peer)
+        pull = self.requests.get(peer)
         if pull is not None and pull.asked:
             pull.queue.extendleft([(digest, size) for digest, (_, size) in pull.asked.items()])
             pull.asked.clear()
@@ -282,11 +281,11 @@ class Staging:
         """Ask again for overdue pieces, and drop the pieces that no offer, message or vote needs any more."""
         state, now = self.state, self.state.clock.now.seconds
         state.pieces.expire(now)
-        for peer, pull in list(self.pulls.items()):
+        for peer, pull in list(self.requests.items()):
             if any(now - since > ASK_AGAIN_S for since, _ in pull.asked.values()):
                 self.resume(peer)
             elif not pull.asked and not pull.queue:
-                del self.pulls[peer]
+                del self.requests[peer]
         self.offers = {key: offer for key, offer in self.offers.items() if now - offer.touched < KEPT_S}
         self.incomplete = [one for one in self.incomplete if now - one.since < KEPT_S]
         if self.fetched:

@@ -63,11 +63,11 @@ class Voter:
 
     def _judge(self, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        # Closed time no longer waits for this transaction: each path below answers, or has it wait again.
+        # Closed time no longer waits for this transaction, unless ``_check_rows`` lets it wait again.
         until = state.votes.comparing.pop(txid, None)
         if self.tell_outcome(txid.leader, txid):  # V1: the transaction has ended, or is below safe time
             return
-        # V2: its leader and this node are voters. A transaction that was begun under a newer membership waits (V7).
+        # V2: its leader and this node must be voters. A transaction that began under a newer membership waits (V7).
         is_known = transaction.config <= state.roster.membership.version
         if is_known and not (state.roster.is_voter(state.me) and state.roster.is_voter(txid.leader)):
             self._reject(txid, Reason.MEMBERS)
@@ -77,21 +77,21 @@ class Voter:
             self._reject(txid, Reason.PROMISED)
             return
         if vote is not None and vote.held:
-            self._approve(txid)  # V4: the transaction is approved already, and the answer was lost
+            self._approve(txid)  # V4: the transaction is approved already, and the APPROVE was lost
             return
         reason = self._untimely(transaction)
-        # Measure how late the BEGIN is even if it is refused: if only BEGINs in time counted, the lag would never grow.
+        # Measure the lateness of a refused BEGIN, too: if only punctual BEGINs counted, the lag would never grow.
         state.clock.lag.late(state.clock.now.seconds, txid.clock)
         if reason is not None:
             self._reject(txid, reason)
             return
-        # Move our clock up only after V14 has accepted that of the BEGIN: our next transactions have later clocks.
+        # Move our clock up only after V14 has accepted the BEGIN's clock: it cannot go back.
         state.clock.adjust(txid.clock)
         for given_up in transaction.rollbacks:  # V5: its leader gave these up before this BEGIN
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
         if transaction.config < state.roster.membership.version:
-            # V6: no older transaction outside the change's base can commit any more.
+            # V6: a transaction of an older membership, outside the base of the membership change, can never commit.
             state.votes.end(txid, commit=False)
             self.tell_outcome(txid.leader, txid)
             return
@@ -102,11 +102,11 @@ class Voter:
                 state.timers.set(state.settings.fetch_after_ms, Timer.FETCH)
             return
         if not covers(transaction.base, state.commit_window.floor):
-            # The leader's safe time is within the conflict window (V15). But a commit with an old clock that arrived
-            # late is dropped here soon after its arrival, and a transaction executed before has not seen that commit.
+            # Possible although the transaction's safe time is within the conflict window (V15): a commit with an old
+            # clock that arrives late is dropped here soon, and the transaction may have run before its arrival.
             self._reject(txid, Reason.TOO_OLD)
             return
-        found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, base or not
+        found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, in its base or not
         if found is not None and found.other == FORGOTTEN:
             state.outbox.send(txid.leader, Reject(txid, Reason.FORGOTTEN, None, found.key, state.clock.read()))
             return
@@ -114,11 +114,11 @@ class Voter:
         found = found or prepare_commit(
             transaction.access_set, transaction.base, state.commit_window, state.votes.pending, txid
         )
-        # V10: it conflicts with none of our transactions whose rollback this node learned at or after the BEGIN's
-        # clock: other voters may still hold that transaction.
+        # V10: it conflicts with none of our own transactions whose rollback this node learned at or after the BEGIN's
+        # clock: other voters may still hold those.
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
-            state.contests.meet(found.key, state.clock.now.seconds)
+            state.contests.note_key(found.key, state.clock.now.seconds)
             self._reject(txid, Reason.FOR, found)
             return
         if not self._check_rows(transaction, until):  # V11: its before-images are the rows here
@@ -134,9 +134,9 @@ class Voter:
 
         Return True if they are equal; False if the transaction is rejected, or waits for the end of the comparison.
         Different rows mean that the tables of the leader or of this node are damaged. With our approval such a
-        transaction could be committed, and would not fit the tables of the nodes that have the right rows.
+        transaction could be committed, although it does not fit the tables of the undamaged nodes.
 
-        While the rows are being compared, closed time waits until ``until``, in seconds: the BEGIN came in time.
+        While the rows are being compared, closed time waits, up to ``until`` in seconds: the BEGIN came in time.
         """
         txid, why = transaction.txid, self.state.why_rows_differ(transaction)
         if why is None:
@@ -146,8 +146,7 @@ class Voter:
             waiting[txid] = transaction
             self.state.votes.comparing[txid] = until or self.state.clock.now.seconds + COMPARING_S
         elif why:
-            # The damaged tables may be this node's own. The leader notes the difference, too, and both nodes compare
-            # their tables with those of other nodes.
+            # This node's own tables may be the damaged ones: both nodes then compare theirs with other nodes' tables.
             self._reject(txid, Reason.DIFFERS)
         return why == ""
 
@@ -159,20 +158,19 @@ class Voter:
             return Reason.TOO_LATE
         ahead, leader = state.clock.ahead_ms(clock), state.roster.peers.get(transaction.txid.leader)
         if leader is not None:
-            # ``status`` names the machine whose clock is wrong.
-            leader.ahead_ms = ahead
-        if ahead:  # V14: following this clock would move the clocks of all nodes there, for good
+            leader.ahead_ms = ahead  # for ``status``, which names the machine whose clock is wrong
+        if ahead:  # V14: following this clock would move the clocks of all nodes ahead, for good
             return Reason.AHEAD
         # V15: commits that its snapshot may lack must still be in the conflict window, which V9 searches.
         if clock > moved(transaction.safe, state.settings.conflict_window_ms):
             return Reason.TOO_OLD
-        if state.clock.counted and not covers(transaction.base, state.commit_window.floor):
-            return Reason.TOO_OLD  # a clock that only counts does not tell an age, so test the floor
+        if state.clock.has_only_counted and not covers(transaction.base, state.commit_window.floor):
+            return Reason.TOO_OLD  # V15 cannot measure an age by a clock that only counts, so it tests the floor
         return None
 
     def _approve(self, txid: Txid) -> None:
         state = self.state
-        # Our tick, as in the gist's quorum vector: evidence for audits, on which no decision rests.
+        # Our tick, for the quorum vector, which audits read; no decision depends on it.
         own = state.timelines.applied.get(state.me, 0)
         state.outbox.send(txid.leader, Approve(txid, own, state.clock.read()))
 
@@ -186,7 +184,7 @@ class Voter:
     # -- rollbacks and questions -----------------------------------------------------------------------------------
 
     def on_rollback(self, peer: str, message: Rollback) -> None:
-        """Accept a leader's rollback, unless a recovery has a higher ballot, or this node is not a voter."""
+        """Accept a leader's rollback, unless this node has promised a higher ballot or is not a voter."""
         state, txid = self.state, message.txid
         if txid.leader != peer or self.tell_outcome(peer, txid) or not state.roster.is_voter(state.me):
             return  # V16: ballot 1 belongs to the transaction's leader alone, and only a voter's acceptance counts
@@ -199,8 +197,7 @@ class Voter:
     def on_ask(self, peer: str, message: Ask) -> None:
         """Tell a peer the outcomes of the transactions that it asks about, as far as this node knows them."""
         for txid in (message.txid, *message.more[:ASKED_MAX]):
-            # Do not answer for our own commit: its COMMIT is already under way on this link, and each GOSSIP has our
-            # tick.
+            # Do not answer about our own commit: its COMMIT is under way on this link, and each GOSSIP has our tick.
             if txid.leader != self.state.me or self.state.outcome(txid) is not True:
                 self.tell_outcome(peer, txid)
 
@@ -219,8 +216,8 @@ class Voter:
         if not outcome:
             state.outbox.send(peer, Outcome(txid, False, "", 0, clock))
             return True
-        # A taken commit that waits for its base is not in the journal yet, and a transaction that the journal lacks
-        # counts as rolled back. Any other commit that is not in ``known`` is packed or dropped, and is in the journal.
+        # The driver would report a commit that the journal lacks as rolled back. A taken commit that waits for its base
+        # is not in the journal yet; a commit that the conflict window has packed or dropped is.
         known = state.commit_window.known.get(txid)
         place = self.apply_queue.place_of(txid) if known is None else known.places[0]
         if place is None:

@@ -46,12 +46,14 @@ class Clock:
         self.settings = settings
         self.now = now  # the driver's clocks
         self.wall_ms = now.wall_ms  # Unix milliseconds, as our own machine has them
-        self.believed_ms = 0  # the wall by most voters' clocks; 0 before that is known
+        self.majority_wall_ms = 0  # the wall by most voters' clocks; 0 before that is known
         # How far most voters' walls have leapt ahead, if that is too far for the cluster's clock to follow; else 0.
         self.leap_ms = 0
-        self._pace: int | None = None  # the last believed median of the walls, less our monotonic clock
-        self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
-        self._followed: int | None = None  # the last ``_pace`` at which this clock did not stand still; None: none yet
+        self._wall_offset: int | None = None  # the last believed median of the walls, less our monotonic clock
+        self._walls_counted = 0  # the greatest number of other walls that ``_pace`` was computed from
+        self._followed_offset: int | None = (
+            None  # the last ``_pace`` at which this clock did not stand still; None: none yet
+        )
         # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: a durable bound; no value
         # above it has left this node, so a clock that begins at the ceiling is later than every value that has left.
         # ``floor``: the ceiling at the start; this node may have forgotten promises about clocks below it.
@@ -59,7 +61,7 @@ class Clock:
         # At the start the value is at the ceiling, so the first step raises the ceiling, before a transaction needs it.
         self._raise_above = moved(ceiling, -(settings.clock_block_ms // 4))
         self.follows_wall = follows_wall
-        self.counted = not follows_wall  # whether the clock has only counted at any time since the start
+        self.has_only_counted = not follows_wall  # whether the clock has only counted at any time since the start
         # The file keeps the cut and not the closed time; V13 uses the floor for closed times before the restart.
         self.closed = self.cut = cut  # see ``bedrockish.core.replica.times``
         # ``settled``: the safe time that will hold as soon as all entries that others have reported are applied here.
@@ -84,11 +86,11 @@ class Clock:
             needed: how many other voters' walls this node must know before it follows any; 0: its own wall suffices.
         """
         self.reading = self.now = reading
-        wall_ms = self.wall_ms = self.believed_ms = reading.wall_ms
+        wall_ms = self.wall_ms = self.majority_wall_ms = reading.wall_ms
         walls, known = self.walls, len(self.walls)
         # A wall of 0 is behind every clock: until a majority has reported its walls, this clock only counts.
         if needed > known:
-            wall_ms = self.believed_ms = 0
+            wall_ms = self.majority_wall_ms = 0
         elif needed:
             seconds_ms = int(reading.seconds * 1000)
             # Take the lower median: of two walls, the earlier one. A clock that is behind only waits; a clock that is
@@ -98,12 +100,12 @@ class Clock:
             if place and middle < walls[place - 1]:
                 middle = walls[place - 1]
             self.leap_ms = 0
-            if middle != self._pace or known > self._pace_count:
+            if middle != self._wall_offset or known > self._walls_counted:
                 middle = self._without_leap(middle, seconds_ms)
-            self.believed_ms = max(0, middle + seconds_ms)
-            most = self.believed_ms + self.settings.clock_offset_ms
-            if middle != self._followed and not self.leap_ms and milliseconds(self.value) <= most:
-                self._followed = middle
+            self.majority_wall_ms = max(0, middle + seconds_ms)
+            most = self.majority_wall_ms + self.settings.clock_offset_ms
+            if middle != self._followed_offset and not self.leap_ms and milliseconds(self.value) <= most:
+                self._followed_offset = middle
             # Never below 0, the least clock: the machine's clock may be set to 1969.
             wall_ms = max(0, min(wall_ms, most))
         # The wall exceeds the 42 bits that a clock has for it: from now on the clock only counts.
@@ -126,18 +128,18 @@ class Clock:
         """
         # The first walls that a node hears after its start may all be behind. Each further wall moves the median,
         # although no wall has leapt.
-        is_start = len(self.walls) > self._pace_count
-        pace, followed, most = self._pace, self._followed, self.settings.clock_leap_ms
+        is_start = len(self.walls) > self._walls_counted
+        pace, followed, most = self._wall_offset, self._followed_offset, self.settings.clock_leap_ms
         if is_start or followed is None:
             followed, most = milliseconds(self.value) - seconds_ms, max(most, ABSURD_MS)
         # A clock of 1970 has never followed a wall: its file is new. A clock that only counts may be years behind.
         if middle - followed > most and self.follows_wall and milliseconds(self.value) > ABSURD_MS:
             self.leap_ms = middle - followed
-            self._pace = followed if pace is None else pace  # no median before: go on from the file's clock
-            return self._pace
-        self._pace = middle
+            self._wall_offset = followed if pace is None else pace  # no median before: go on from the file's clock
+            return self._wall_offset
+        self._wall_offset = middle
         if is_start:
-            self._pace_count = len(self.walls)
+            self._walls_counted = len(self.walls)
         return middle
 
     def hear_walls(self, ahead: Iterable[int | None]) -> None:
@@ -148,7 +150,7 @@ class Clock:
         """Follow the wall from now on, or only count."""
         self.follows_wall = follows
         # ``counted`` stays True: after the clock has only counted, its values do not show the age of a commit (V15).
-        self.counted = self.counted or not follows
+        self.has_only_counted = self.has_only_counted or not follows
         self._wall = pack(min(self.followed_ms, WALL_MS_MAX)) if follows else 0
 
     def ahead_ms(self, clock: int) -> int:
@@ -157,7 +159,7 @@ class Clock:
         if not self.follows_wall:
             return 0
         # If walls were set back, our own clock may be ahead of every wall; a clock up to ours is within the bound.
-        ahead = milliseconds(clock) - max(self.believed_ms, milliseconds(self.value))
+        ahead = milliseconds(clock) - max(self.majority_wall_ms, milliseconds(self.value))
         return ahead if ahead > self.settings.clock_offset_ms else 0
 
     def age_ms(self, clock: int, now: Now) -> int | None:
@@ -166,7 +168,7 @@ class Clock:
         The age is measured by most voters' walls, because this machine's wall may be wrong.
         """
         since_ms = round(1000 * (now.seconds - self.now.seconds))
-        wall_ms = self.believed_ms + since_ms if self.believed_ms else now.wall_ms
+        wall_ms = self.majority_wall_ms + since_ms if self.majority_wall_ms else now.wall_ms
         return max(0, wall_ms - milliseconds(clock)) if clock else None
 
     def is_absurd(self, clock: int) -> bool:
@@ -176,9 +178,9 @@ class Clock:
         nodes would, and the cluster's clock would stay ahead of all walls for more than a year.
         """
         # A clock that only counts may be at any value, and is not compared with a wall.
-        if not self.follows_wall or not self.believed_ms:
+        if not self.follows_wall or not self.majority_wall_ms:
             return False
-        return milliseconds(clock) - max(self.believed_ms, milliseconds(self.value)) > ABSURD_MS
+        return milliseconds(clock) - max(self.majority_wall_ms, milliseconds(self.value)) > ABSURD_MS
 
     # -- values ----------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ MEMBER_CHANGES_MAX = 100
 NEVER = 1 << 62  # greater than any version of the membership
 
 
-class _Line:
+class _Tail:
     """The newest commits of one timeline, without a gap; the first of them has the tick ``first``."""
 
     __slots__ = ("commits", "first")
@@ -47,14 +47,14 @@ class _Line:
             self._drop()
 
     def drop_packed(self, known: Container[Txid]) -> None:
-        """Drop the commits at the start of the line that are packed, so that each commit is kept once."""
+        """Drop the commits at the start of the tail that are packed, so that each commit is kept once."""
         while self.commits and self.commits[0].txid not in known:
             self._drop()
 
     def drop_up_to(self, txid: Txid) -> None:
-        """Drop a commit, and all before it, if the line has the commit.
+        """Drop a commit, and all before it, if the tail has the commit.
 
-        The commit's packed form has a further place, which the object in the line lacks.
+        The commit's packed form has a further place, which the object in the tail lacks.
         """
         if any(known.txid == txid for known in self.commits):
             while self.commits[0].txid != txid:
@@ -82,8 +82,8 @@ class CommitWindow:
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
         self._by_clock: list[Txid] = []  # a heap of the commits that are neither in ``_below`` nor packed
-        self._below: list[Txid] = []  # the settled commits that are not packed yet
-        self._below_oldest = CLOCK_LIMIT  # at most the smallest clock in ``_below``
+        self._unpacked_settled: list[Txid] = []  # the settled commits that are not packed yet
+        self._oldest_settled = CLOCK_LIMIT  # at most the smallest clock in ``_below``
         self._segments: deque[PackedSegment] = deque()
         self._packed: dict[str, int] = {}  # the vector that a base has to cover to have seen all packed commits
         self._packed_newest = -1  # the greatest clock in any segment
@@ -91,7 +91,7 @@ class CommitWindow:
         self._retired_floor: dict[str, int] = {}
         self._retiring: set[Txid] = set()  # the changes that retired timelines since the start
         self._recovered = recovered or {}
-        self._lines = {leader: _Line(tick + 1) for leader, tick in self._recovered.items()}
+        self._tails = {leader: _Tail(tick + 1) for leader, tick in self._recovered.items()}
 
     def retire(self, leaders: AbstractSet[str], txid: Txid | None = None) -> None:
         """Count the commits of retired timelines as seen by each base that has the membership change that retired them.
@@ -119,7 +119,7 @@ class CommitWindow:
         self._sum_up()
         for leader in leaders:
             self._retired_floor[leader] = self.floor.pop(leader, 0)
-            self._lines.pop(leader, None)
+            self._tails.pop(leader, None)
 
     def has_dropped(self, base: Vector) -> bool:
         """Return whether the window has dropped a commit that a base has not seen; the base is given in full."""
@@ -155,7 +155,7 @@ class CommitWindow:
             return False
         if not is_repeat:
             self._drop(place)
-        self._restart_line(place)
+        self._restart_tail(place)
         return True
 
     def add(self, place: Place, transaction: Transaction) -> None:
@@ -174,22 +174,22 @@ class CommitWindow:
         if place[0] in self._retired:  # an entry read after a restart; no base names its timeline
             known.retired_by = self._retired[place[0]]
         else:
-            self._extend_line(place, known)
+            self._extend_tail(place, known)
 
-    def _extend_line(self, place: Place, known: RecentCommit) -> None:
+    def _extend_tail(self, place: Place, known: RecentCommit) -> None:
         leader, tick = place
         if tick <= self._recovered.get(leader, 0):
-            return  # a restart reads only some of the older entries: a line of them would have gaps
-        line = self._lines.setdefault(leader, _Line(tick))
-        # The length of a line tells how many commits a base lacks, so a line must have no gap and no older tick.
-        assert tick == line.first + len(line.commits), f"{leader}{tick} is not the next of its line"
-        line.add(known)
+            return  # a restart reads only some of the older entries: a tail of them would have gaps
+        tail = self._tails.setdefault(leader, _Tail(tick))
+        # The length of a tail tells how many commits a base lacks, so a tail must have no gap and no older tick.
+        assert tick == tail.first + len(tail.commits), f"{leader}{tick} is not the next of its tail"
+        tail.add(known)
 
-    def _restart_line(self, place: Place) -> None:
-        """Replace a timeline's line by an empty one after a commit that is packed or left out: gaps are not allowed."""
+    def _restart_tail(self, place: Place) -> None:
+        """Replace a timeline's tail by an empty one after a commit that is packed or left out: gaps are not allowed."""
         leader, tick = place
         if leader not in self._retired and tick > self._recovered.get(leader, 0):
-            self._lines[leader] = _Line(tick + 1)
+            self._tails[leader] = _Tail(tick + 1)
 
     def _packed_in(self, txid: Txid) -> PackedSegment | None:
         if txid.clock > self._packed_newest:
@@ -200,9 +200,9 @@ class CommitWindow:
         segment.add_place(txid, place)
         if place[0] in self._retired:
             segment.retire({place[0]}, self._retired[place[0]])
-        for line in self._lines.values():
-            line.drop_up_to(txid)  # a packed commit stays in its line while an earlier one is not packed
-        self._restart_line(place)
+        for tail in self._tails.values():
+            tail.drop_up_to(txid)  # a packed commit stays in its tail while an earlier one is not packed
+        self._restart_tail(place)
 
     def newer_than(self, base: Vector, most: int = NEVER) -> list[RecentCommit] | None:
         """Return the commits that a base has not seen; None if a search by key is quicker, or if they exceed ``most``.
@@ -210,17 +210,17 @@ class CommitWindow:
         The base of a frequent reader or writer is nearly up to date, so its list is short or empty.
         """
         found: list[RecentCommit] = []
-        for leader, line in self._lines.items():
-            seen = base.get(leader, 0) + 1 - line.first
-            # The line begins after the first commit that this base lacks, so it does not have all newer commits.
+        for leader, tail in self._tails.items():
+            seen = base.get(leader, 0) + 1 - tail.first
+            # The tail begins after the first commit that this base lacks, so it does not have all newer commits.
             if seen < 0:
                 return None
-            if seen < len(line.commits):
-                most -= len(line.commits) - seen
+            if seen < len(tail.commits):
+                most -= len(tail.commits) - seen
                 if most < 0:
                     return None
-                found += [known for known in islice(line.commits, seen, None) if not known.is_in(base)]
-        # A base that is older than a retirement may lack commits of a retired timeline, which has no line here.
+                found += [known for known in islice(tail.commits, seen, None) if not known.is_in(base)]
+        # A base that is older than a retirement may lack commits of a retired timeline, which has no tail here.
         if self._retiring and any(known.txid in self._retiring for known in found):
             return None
         return found
@@ -235,7 +235,7 @@ class CommitWindow:
             packed = []
         return min((*(known.txid.clock for known in newer), *filter(None, packed)), default=None)
 
-    def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
+    def set_floor(self, applied: Vector, ticks: Iterable[Place]) -> None:
         """Set the floor after a restart, which has added only those commits up to ``applied`` that are at ``ticks``."""
         found: dict[str, set[int]] = {}
         for leader, tick in ticks:
@@ -299,14 +299,14 @@ class CommitWindow:
             if txid in needed:
                 kept.append(txid)
             else:
-                self._below.append(txid)
-                self._below_oldest = min(self._below_oldest, txid.clock)
+                self._unpacked_settled.append(txid)
+                self._oldest_settled = min(self._oldest_settled, txid.clock)
         for txid in kept:
             heapq.heappush(self._by_clock, txid)
         # Packing all commits of a second at once would block the loop. At least an eighth of them keeps up with any
         # load.
-        keys, most = 0, len(self._below) - len(self._below) // 8
-        while keys < KEYS_AT_ONCE or len(self._below) > most:
+        keys, most = 0, len(self._unpacked_settled) - len(self._unpacked_settled) // 8
+        while keys < KEYS_AT_ONCE or len(self._unpacked_settled) > most:
             full, more = self._next_segment()
             if not full:
                 break
@@ -316,20 +316,20 @@ class CommitWindow:
     def _next_segment(self) -> tuple[list[Txid], int]:
         """Return the oldest settled commits, and the number of their keys, if they fill a segment."""
         keys = 0
-        for count, txid in enumerate(islice(self._below, packed_commits.SEGMENT), 1):
+        for count, txid in enumerate(islice(self._unpacked_settled, packed_commits.SEGMENT), 1):
             keys += count_keys(self.known[txid].access_set)
             if count == packed_commits.SEGMENT or keys >= packed_commits.SEGMENT_KEYS:
-                return self._below[:count], keys
+                return self._unpacked_settled[:count], keys
         return [], keys
 
     def _pack_oldest(self, full: list[Txid]) -> None:
-        del self._below[: len(full)]
+        del self._unpacked_settled[: len(full)]
         segment = PackedSegment([self._remove(txid) for txid in full])
         self._segments.append(segment)
         self._packed = merge(self._packed, segment.covered)
         self._packed_newest = max(self._packed_newest, segment.newest)
-        for line in self._lines.values():
-            line.drop_packed(self.known)
+        for tail in self._tails.values():
+            tail.drop_packed(self.known)
 
     def _remove(self, txid: Txid) -> RecentCommit:
         self._index.remove(txid)
@@ -343,11 +343,11 @@ class CommitWindow:
                 self._drop(place)
         if len(self._segments) < before:
             self._sum_up()
-        if self._below_oldest > clock:
+        if self._oldest_settled > clock:
             return
-        gone = [txid for txid in self._below if txid.clock <= clock]
-        self._below = [txid for txid in self._below if txid.clock > clock]
-        self._below_oldest = min((txid.clock for txid in self._below), default=CLOCK_LIMIT)
+        gone = [txid for txid in self._unpacked_settled if txid.clock <= clock]
+        self._unpacked_settled = [txid for txid in self._unpacked_settled if txid.clock > clock]
+        self._oldest_settled = min((txid.clock for txid in self._unpacked_settled), default=CLOCK_LIMIT)
         for txid in gone:
             self._drop(self._remove(txid).places[0])
 

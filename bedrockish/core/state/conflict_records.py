@@ -68,25 +68,25 @@ class Contests:
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
-        self._met: dict[bytes, float] = {}  # key -> seconds of the last conflict, the oldest first
+        self._keys: dict[bytes, float] = {}  # key -> seconds of the last conflict, the oldest first
 
-    def meet(self, key: bytes, seconds: float) -> None:
+    def note_key(self, key: bytes, seconds: float) -> None:
         """Record that transactions of two leaders have conflicted at a key."""
-        self._met.pop(key, None)
-        self._met[key] = seconds
-        if len(self._met) > KEYS_MAX:
-            del self._met[next(iter(self._met))]
+        self._keys.pop(key, None)
+        self._keys[key] = seconds
+        if len(self._keys) > KEYS_MAX:
+            del self._keys[next(iter(self._keys))]
 
     def is_contended(self, access_set: AccessSet, seconds: float) -> bool:
         """Return whether two leaders conflicted recently on a key of an access set; for ranges, on any key."""
-        met = self._met
+        met = self._keys
         while met and seconds - met[next(iter(met))] >= MEMORY_S:
             del met[next(iter(met))]
         if not met or access_set.has_ranges:
             return bool(met)
         return not (met.keys().isdisjoint(access_set.write_points) and met.keys().isdisjoint(access_set.read_points))
 
-    def note(self, name: str, leader: str, seconds: float) -> None:
+    def note_loss(self, name: str, leader: str, seconds: float) -> None:
         """Record that, at a table or index, a transaction of this node has lost to one of another leader."""
         if name not in self._last and len(self._last) >= OBJECTS_MAX:
             # The memory is bounded: a forgotten rival costs one conflict at most.

@@ -55,14 +55,14 @@ class Pieces:
     cutter: Cutter = field(init=False)
     _forget_at: float = 0.0
     # The transaction of the message that is received now, decoded in another thread; usually None.
-    known: Transaction | None = None
+    decoded: Transaction | None = None
 
     def __post_init__(self) -> None:
         self.cutter = Cutter(self.settings.piece_bytes, self.settings.inline_bytes)
 
-    def learn(self, known: Whole) -> None:
+    def keep_decoded(self, known: Whole) -> None:
         """Remember the transaction of a message that is about to be received, so that its body is not read again."""
-        self.known = known.transaction
+        self.decoded = known.transaction
 
     def refer(self, transaction: Transaction) -> tuple[Part, ...] | None:
         """Return the parts that store the large transaction of a vote; None if some of its pieces are not saved."""
@@ -121,5 +121,5 @@ class Pieces:
             if not self.sent[peer]:
                 del self.sent[peer]
         if seconds >= self._forget_at:
-            self._forget_at, self.known = seconds + REMEMBERED_S, None
+            self._forget_at, self.decoded = seconds + REMEMBERED_S, None
             self.cutter.forget()

@@ -60,9 +60,9 @@ class Roster:
         self.heard_level = 0  # the highest release level of the messages received since the start
         # The nodes that accept our file: this node, and the peers that have sent messages to this process. After a
         # restart no peer counts yet: it may refuse the present file.
-        self.let_in = {self.me}
-        self.accused: dict[str, str] = {}  # the peers that refuse our file as another or an older one: their reasons
-        self.lost = recovered.lost  # why our file certainly lacks a promise, also stored in the file; or empty
+        self.admitted_by = {self.me}
+        self.refusals: dict[str, str] = {}  # the peers that refuse our file as another or an older one: their reasons
+        self.lost_promise = recovered.lost  # why our file certainly lacks a promise, also stored in the file; or empty
         self.peers: dict[str, Peer] = {}  # every other member, by name; and no other node
         self.membership: Membership = recovered.membership  # the membership that is applied here
         self.voters: list[str] = []  # the names of its voters, in order
@@ -82,8 +82,8 @@ class Roster:
         # A new member counts as heard now, so that it is not suspected before its first message.
         self.peers = {node: known.get(node, Peer(heard=seconds)) for node in others}
         # A removed member can neither refuse nor admit this node.
-        self.accused = {node: reason for node, reason in self.accused.items() if node in self.peers}
-        self.let_in &= self.peers.keys() | {self.me}
+        self.refusals = {node: reason for node, reason in self.refusals.items() if node in self.peers}
+        self.admitted_by &= self.peers.keys() | {self.me}
         self.voters = membership.voters
         self.quorum, self.majority = approvals_needed(len(self.voters)), majority(len(self.voters))
 
@@ -111,26 +111,26 @@ class Roster:
 
     def hear(self, peer: str, level: int) -> None:
         """Record that a peer has sent a message of a kind that release level ``level`` introduced."""
-        self.let_in.add(peer)
+        self.admitted_by.add(peer)
         # The sender has applied the change that raises the cluster to this level. This node may still lack the change,
         # but answers at the raised level.
         if level > self.heard_level:
             self.heard_level = level
 
-    def accuse(self, peer: str, reason: str) -> None:
+    def note_refusal(self, peer: str, reason: str) -> None:
         """Record that a peer refuses our file as another or an older one, and its reason."""
         if peer in self.peers:
-            self.accused[peer] = reason
+            self.refusals[peer] = reason
 
-    def acquit(self, peer: str) -> None:
+    def drop_refusal(self, peer: str) -> None:
         """Drop the accusation of a peer that accepts our file now."""
-        self.accused.pop(peer, None)
+        self.refusals.pop(peer, None)
 
-    def lose(self, reason: str) -> bool:
+    def note_lost_promise(self, reason: str) -> bool:
         """Record the reason why the file lacks a promise of this node; return whether it is the first reason."""
-        if self.lost:
+        if self.lost_promise:
             return False
-        self.lost = reason
+        self.lost_promise = reason
         return True
 
     # -- the level, and the nodes that count -----------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Roster:
     def barred(self) -> str:
         """Why this node may neither vote nor lead, because it has forgotten promises; empty if it may."""
         # The reason in the file is final; an accusation ends when the peer accepts a link again.
-        return self.lost or next(iter(self.accused.values()), "")
+        return self.lost_promise or next(iter(self.refusals.values()), "")
 
     @property
     def claims_time(self) -> bool:
@@ -162,14 +162,14 @@ class Roster:
         A voter does not notice that its file was restored from a copy. A peer that remembers more of the file refuses
         the voter's links, and sends it no messages.
         """
-        return not self.barred and len(self.let_in.intersection(self.voters)) >= self.majority
+        return not self.barred and len(self.admitted_by.intersection(self.voters)) >= self.majority
 
     def is_voter(self, node: str) -> bool:
         """Return whether a node is a voter now; this node also has to be allowed to vote."""
         member = self.membership.members.get(node)
         # This node must not vote if it may have forgotten promises. (Each peer also decides for itself whether to count
         # our votes.)
-        if node == self.me and (self.lost or (self.accused and self.barred) or not self.health.writes):
+        if node == self.me and (self.lost_promise or (self.refusals and self.barred) or not self.health.writes):
             return False
         return member is not None and member.voter
 

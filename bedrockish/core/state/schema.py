@@ -17,7 +17,7 @@ class SchemaState:
 
     def __init__(self, version: int) -> None:
         self.version = version  # the version in force here
-        self._alike = version  # the oldest version after which every change has only gathered statistics
+        self._same_tables_since = version  # the oldest version after which every change has only gathered statistics
         self.scheduled: Transaction | None = None  # the change that is applied and not yet in force, or None
 
     def is_behind(self, clock: int) -> bool:
@@ -26,7 +26,7 @@ class SchemaState:
 
     def fits(self, version: int) -> bool:
         """Return whether the tables of a version are those of the version in force: it has at most other statistics."""
-        return self._alike <= version <= self.version
+        return self._same_tables_since <= version <= self.version
 
     @property
     def is_gathering(self) -> bool:
@@ -51,7 +51,7 @@ class SchemaState:
         assert self.scheduled is None
         self.version += 1
         if not _only_gathers(change):
-            self._alike = self.version
+            self._same_tables_since = self.version
 
 
 def _only_gathers(change: Transaction) -> bool:

@@ -102,7 +102,7 @@ class State:
                 votes.done.add(entry.txid)
                 votes.outcomes[entry.txid] = True
             window.pack(settled, ())
-        window.reaches_back_to(recovered.applied, places)
+        window.set_floor(recovered.applied, places)
         # After the window is filled, so that a vote on a transaction in the journal is dropped and not restored.
         for vote in recovered.votes:
             votes.restore(vote, is_applied=self.is_in_journal(vote.txid))
@@ -148,7 +148,7 @@ class State:
         if known is not None:
             # Before a majority has reported its wall clocks, every clock is ahead of the known walls, and no clock
             # counts as wrong.
-            known.ahead_ms = ahead if self.clock.believed_ms else 0
+            known.ahead_ms = ahead if self.clock.majority_wall_ms else 0
         if ahead:
             return False
         self.clock.adjust(clock)
@@ -174,12 +174,12 @@ class State:
             self.outbox.emit(Keep("joining", 0))
             self.outbox.emit(SetMembers(self.roster.membership))
 
-    def lose(self, reason: str) -> None:
+    def note_lost_promise(self, reason: str) -> None:
         """Record in the file that it lacks some of this node's promises, so that the node never votes again.
 
         The reason is stored because the peer that knows of the lost promises may leave.
         """
-        if self.roster.lose(reason):
+        if self.roster.note_lost_promise(reason):
             self.outbox.emit(Keep("lost", reason))
 
     def give_up_fetching(self, reason: str) -> None:
@@ -206,7 +206,7 @@ class State:
         """Record that another leader's transaction conflicted with one of ours."""
         # A node that no longer votes does not lead either, so no request has to leave it a turn.
         if other is not None and other.leader in self.roster.voters:
-            self.contests.note(object_of(key), other.leader, self.clock.now.seconds)
+            self.contests.note_loss(object_of(key), other.leader, self.clock.now.seconds)
 
     def note_commit(self, seconds: float) -> None:
         """Record how many seconds after its BEGIN one of our transactions had its quorum."""
@@ -259,7 +259,7 @@ class State:
         Raises:
             EntryMalformedError: the body is malformed.
         """
-        known = self.pieces.known
+        known = self.pieces.decoded
         return known if known is not None and known.body == body else decode_transaction(body)
 
     def outcome(self, txid: Txid) -> bool | None:

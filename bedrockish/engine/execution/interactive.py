@@ -31,6 +31,7 @@ from bedrockish.engine.execution.interfaces import WriterLender
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.recipes import Recipe, find_alike, read_brief
 from bedrockish.engine.execution.snapshot import Readers
+from bedrockish.engine.sqlite.bind import in_order
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
@@ -297,14 +298,16 @@ class Interactive:
         work.inspect(recipe.piece)
         return results
 
-    def run_again(self, work: TransactionWork, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
+    def run_again(
+        self, work: TransactionWork, sql: str, given: tuple[Any, ...] | dict[str, Any], room: int
+    ) -> Result | None:
         """Run a text that has run before by its recipe from ``CompiledTexts.again``, quicker than ``run``.
 
         Return None if ``run`` must run it: the text has no recipe or has failed without an effect, or the transaction
         is not swapped in.
 
         Args:
-            values: the parameters, as SQLite stores them.
+            given: the parameters, as SQLite stores them.
             room: the bytes that the rows may take.
 
         Raises:
@@ -314,7 +317,8 @@ class Interactive:
         if self.inside is not work or executor.governor.stopped is not None:
             return None
         recipe = executor.texts.again(sql)
-        if recipe is None or len(values) != len(recipe.piece.names):
+        values = None if recipe is None else in_order(recipe.piece.names, given)
+        if recipe is None or values is None:
             return None
         assert work.sets is not None
         if work.wrote:

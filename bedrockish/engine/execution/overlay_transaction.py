@@ -252,7 +252,7 @@ class OverlayTransaction:
                 self._end = failure
             raise
 
-    def run_again(self, sql: str, values: tuple[Any, ...], room: int) -> Result | None:
+    def run_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any], room: int) -> Result | None:
         """Run a text that has run before, as ``Interactive.run_again`` does."""
         writer, interactive, work = self._writer, self._interactive, self.work
         assert writer is not None

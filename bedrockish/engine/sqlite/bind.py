@@ -62,6 +62,18 @@ def bind_named(names: Sequence[str | None], params: Mapping[str, Any]) -> tuple[
     return tuple(bound)
 
 
+def in_order(names: Sequence[str | None], values: tuple[Any, ...] | dict[str, Any]) -> tuple[Any, ...] | None:
+    """Return values that SQLite stores unchanged, in a statement's order; None if they do not fit its parameters."""
+    if isinstance(values, tuple):
+        return values if len(values) == len(names) else None
+    if None in names:
+        return None
+    try:
+        return tuple([values[name] for name in names])  # type: ignore[index]
+    except KeyError:
+        return None
+
+
 def bind_one(names: Sequence[str | None], params: Params) -> tuple[Any, ...]:
     """Return the values for the parameters of a text's only statement.
 

@@ -16,6 +16,7 @@ import struct
 import sys
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
@@ -38,6 +39,7 @@ _FAR = 0x9E3779B1  # odd, so that its multiples modulo 2**32 all differ; success
 MEMORY_BYTES = 32 << 20  # bytes of changed pages that stay in memory
 _numbers = itertools.count(1)
 _frame_pages: "weakref.WeakValueDictionary[tuple[int, int, int], FramePages]" = weakref.WeakValueDictionary()
+_last_used: "deque[FramePages]" = deque(maxlen=4)  # kept for later views: a program may open a connection for each task
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,10 @@ class FramePages:
 def frame_pages(wal: int, page_bytes: int) -> FramePages:
     """Return the ``FramePages`` of a WAL, which all descriptors of that file in this process share."""
     found = os.fstat(wal)
-    return _frame_pages.setdefault((found.st_dev, found.st_ino, page_bytes), FramePages(page_bytes))
+    pages = _frame_pages.setdefault((found.st_dev, found.st_ino, page_bytes), FramePages(page_bytes))
+    if pages not in _last_used:
+        _last_used.append(pages)
+    return pages
 
 
 class Frames:

@@ -12,8 +12,8 @@ two commits and not the earlier.
 Strict reads that programs have executed on the node's file join these questions with the states that they have read.
 
 While a transaction is pending here, the answer to the question would always be that there may be newer commits. So the
-reads then go to the core, which asks about their keys alone (``core.coordinator.reads``). All reads also go to the core
-for a moment after an answer that there may be newer commits.
+reads then go to the core, which asks about their keys alone (``core.coordinator.read_checks``). All reads also go to
+the core for a moment after an answer that there may be newer commits.
 """
 
 import time
@@ -139,15 +139,15 @@ class StrictReads:
             return None
         return Answer(prepared.result, Token(state.timelines.in_short(read.base), state.read_clock()))
 
-    def told(self, number: int, *, may_be: bool) -> None:
+    def answered(self, number: int, *, may_exist: bool) -> None:
         """Answer the reads of a question, or have the core answer them if there may be commits that they miss."""
         if number != self._number:
             return  # the reads of this question were cancelled
         asked, self._asked = self._asked, []
-        if may_be:
+        if may_exist:
             self._not_before = time.monotonic() + PAUSE_S
         for read, answer in asked:
-            if may_be:
+            if may_exist:
                 self._node.enqueue_read(read)
             else:
                 waiters = self._node.waiters

@@ -207,7 +207,7 @@ class Streams:
                     raise
                 read = only_read(engine.applied, engine.schema_version)
                 if request.read != STRICT:
-                    raise lagging(error) if self._core.reading.may_lag(read) else error from None
+                    raise lagging(error) if self._core.read_checks.may_lag(read) else error from None
                 if await self._is_current(request, read):
                     raise
 

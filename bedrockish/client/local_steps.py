@@ -92,15 +92,28 @@ class LocalSteps:
             one = await self._begin(what.request)
         if one is None:
             return await session._call(what, timeout_s)
-        if what.op == ROLLBACK:
-            if not one.keeps_rows:  # a transaction that keeps rows may have a COMMIT under way that uses its ids
-                one.give_ids_back()
-            self.transactions.forget(what.request.command)
-            return Answered(0, Answer(NOTHING, Token()))
         if what.op == COMMIT:
             return await self._commit(one, what, timeout_s)
         assert what.op in (BEGIN, STATEMENTS)
         return await self._statements(one, what, timeout_s)
+
+    def commit_reads(self, command: str) -> bool:
+        """Commit the transaction of a command if it runs in this process and needs no node; return whether it did."""
+        one = self.find(command)
+        if one is None or not one.needs_no_certificate():
+            return False
+        self.transactions.forget(command)
+        return True
+
+    def roll_back(self, command: str) -> None:
+        """Roll back the transaction of a command if it is open in this process."""
+        one = self.transactions.find(command)
+        if one is None:
+            return
+        if not one.keeps_rows:  # a transaction that keeps rows may have a COMMIT under way that uses its ids
+            one.give_ids_back()
+        with suppress(BedrockishError):
+            self.transactions.forget(command)
 
     def has(self, command: str) -> bool:
         """Return whether the transaction of a command is open in this process."""

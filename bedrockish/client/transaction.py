@@ -164,6 +164,7 @@ class Transaction:
         statement = Statement(sql, check_params(params))
         seconds = self._seconds(timeout_s)
         if not self._is_begun:
+            again = True  # a known read needs no more than the snapshot
             self._is_begun = local.begin_at_once(self.command, options.read, options.isolation, seconds)
             if not self._is_begun:
                 return None
@@ -262,6 +263,9 @@ class Transaction:
         if not self._has_begun:
             self._is_open = False
             return Rows((), [])  # no statement was executed, and no node holds the transaction
+        if self._local is not None and self._local.commit_reads(self.command):
+            self._is_open = False
+            return Rows((), [])
         reply = await self._step(COMMIT, (), timeout)
         self._is_open = False
         rows = rows_of(reply.answer)
@@ -269,13 +273,16 @@ class Transaction:
 
     async def rollback(self, *, timeout: float | None = None) -> None:
         """Roll the transaction back; do nothing if it has ended already."""
-        if self._is_open or self._error is not None:
-            try:
-                if self._has_begun:
-                    with suppress(BedrockishError):  # if its node is gone, the transaction is rolled back as well
-                        await self._step(ROLLBACK, (), timeout)
-            finally:
-                self._is_open, self._error = False, None
+        if not self._is_open and self._error is None:
+            return
+        try:
+            if self._local is not None and self._local.has(self.command):
+                self._local.roll_back(self.command)
+            elif self._is_begun:
+                with suppress(BedrockishError):  # if its node is gone, the transaction is rolled back as well
+                    await self._step(ROLLBACK, (), timeout)
+        finally:
+            self._is_open, self._error = False, None
 
     async def finish(self) -> None:
         """Commit the transaction if it is open; raise its error if it failed and was not rolled back.

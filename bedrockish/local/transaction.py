@@ -20,7 +20,7 @@ from bedrockish.common.pauses import monotonic
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interactive import is_of_schema
 from bedrockish.engine.execution.open_transaction import TransactionWork
-from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
+from bedrockish.engine.execution.overlay_transaction import EarlyReads, OverlayTransaction
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.storage.moment_row import FileMoment
@@ -87,9 +87,13 @@ class LocalTransaction:
         self._open(work, moment)
 
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
-        self._work, self._running = work, OverlayTransaction(self._file_workspace.workspace, work)
+        workspace = self._file_workspace.workspace
+        # With functions of the program, it starts now: a progress handler could end a statement that starts it.
+        early = None if self._pool.has_own else EarlyReads(workspace)
+        self._work, self._running = work, OverlayTransaction(workspace, work, early=early)
         self._running.may_read_system = self.request.read != STRICT  # strict reads of system tables run at the node
-        self._running.start(is_small=True)
+        if early is None:
+            self._running.start(is_small=True)
 
     def work_at(self, moment: FileMoment) -> TransactionWork | None:
         """Return the transaction's work if its snapshot is the same as ``moment``; else None."""
@@ -247,6 +251,7 @@ class LocalTransaction:
             if control is not None:
                 self._running.control(control)
                 return Result((), [], -1, self.lastrowid)
+            self._running.start_now()
             if not self.keeps_rows and not self._running.interactive.changes_nothing(statement.sql):
                 raise NodeNeededError("a schema change runs at the node")
         return self._running.run(statement, RESULT_BYTES)[0]
@@ -312,6 +317,14 @@ class LocalTransaction:
             self._pool.check_generation(self._file_workspace.facts)
             return self._running.finish()
 
+    def needs_no_certificate(self) -> bool:
+        """Return whether the transaction has run known reads only: one durable snapshot answers all of them."""
+        if self.request.read == STRICT:
+            return False
+        with self.lock:
+            is_usable = self._ended is None and self._is_whole and self._running.early is not None
+            return is_usable and self._pool.still_serves(self._file_workspace.facts)
+
     def give_ids_back(self) -> None:
         """Return the transaction's ids to the leases, because it is rolled back."""
         if self._ids_version == self._pool.ids.version:
@@ -366,9 +379,15 @@ class LocalTransaction:
     def give(self, given: Give) -> None:
         """Register a function or collation of the program on the connections of the transaction."""
         with self.lock:
-            if self._ended is None:
-                given(self._file_workspace.reader)
-                given(self._running.db)
+            if self._ended is not None:
+                return
+            try:
+                self._running.start_now()
+            except BedrockishError as error:  # the next statement raises it
+                self.end(error)
+                return
+            given(self._file_workspace.reader)
+            given(self._running.db)
 
     def interrupt(self) -> None:
         """Interrupt the statement that another thread runs; the transaction is lost."""

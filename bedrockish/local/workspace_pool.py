@@ -235,14 +235,18 @@ class WorkspacePool:
         self.ids.use_members(made.node, made.membership)
         return made
 
+    def still_serves(self, facts: PublishedFacts) -> bool:
+        """Return whether the node still serves the file on which a transaction has run."""
+        _, now = self.serving()
+        return now is not None and (now.generation, now.since) == (facts.generation, facts.since)
+
     def check_generation(self, facts: PublishedFacts) -> None:
         """Check that the node still serves the file on which a transaction has run.
 
         Raises:
             UnavailableError: the node has stopped or exchanged its file; the transaction was not committed.
         """
-        _, now = self.serving()
-        if now is None or (now.generation, now.since) != (facts.generation, facts.since):
+        if not self.still_serves(facts):
             raise UnavailableError(
                 "the node has stopped, or has exchanged its file, since the transaction began; the transaction did "
                 "not happen: run it again"

@@ -308,6 +308,10 @@ class CompiledTexts:
             self._again[sql] = recipe_again(known[0], self._analysis.plan, self._tables) if is_one else None
         return self._again[sql]
 
+    def made_again(self, sql: str) -> Recipe | None:
+        """Return the recipe that ``again`` has returned for a text before; None without one."""
+        return None if self._access.users else self._again.get(sql)
+
     def _known_for(self, rights: Rights | None) -> dict[str, tuple[Compiled, ...]]:
         return (self._all if rights is None or rights.role >= ADMIN else self._limited).texts
 

@@ -9,7 +9,7 @@ certified at its COMMIT, as of the snapshot.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -20,7 +20,10 @@ from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive, is_of_schema
 from bedrockish.engine.execution.interfaces import EngineParts, Flushed, Guest
 from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
+from bedrockish.engine.execution.recipes import Recipe, read_brief
 from bedrockish.engine.execution.workspace import Workspace, Writer
+from bedrockish.engine.sqlite.bind import in_order
+from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.statements.compiled import READ, Compiled
 from bedrockish.engine.storage.overlay_vfs import FileState
 from bedrockish.errors import (
@@ -36,7 +39,86 @@ from bedrockish_journal.model.access_set import READS, WRITES
 
 ALIKE_S = 1.0  # seconds for a batch of statements with the same text; a slower batch is run one by one
 SMALL_CHANGES = 1_000  # rows up to which a transaction may keep the old pages in memory
+EARLY_MAX = 100
+"""The most early reads of a transaction, whose parameters are kept until it starts; a further read starts it."""
+
 Bound = tuple[Compiled, tuple[Any, ...]]
+
+
+class _Read(NamedTuple):
+    recipe: Recipe
+    values: tuple[Any, ...]
+    has_failed: bool
+
+
+class EarlyReads:
+    """The reads of a transaction before its first other statement, which run on its snapshot alone.
+
+    Many transactions only read: some programs begin one for each SELECT. A read with a recipe needs neither the overlay
+    nor an access set, until another statement starts the transaction. The keys of such a read follow from its
+    parameters.
+
+    Args:
+        workspace: holds the transaction's snapshot.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._reads: list[_Read] = []
+
+    def recipe(self, sql: str) -> Recipe | None:
+        """Return the recipe of a text that may run as an early read; None if the text starts the transaction."""
+        writer = self._workspace.lend_for_reads()
+        if writer is None or writer.executor.governor.stopped is not None or len(self._reads) >= EARLY_MAX:
+            return None
+        recipe = writer.executor.texts.made_again(sql)
+        return recipe if recipe is not None and recipe.piece.kind == READ else None
+
+    def run(self, recipe: Recipe, given: tuple[Any, ...] | dict[str, Any], room: int) -> Result | None:
+        """Run a read, and return its result; None if it must run after the start.
+
+        Args:
+            given: the parameters, as SQLite stores them.
+            room: the bytes that the rows may take.
+
+        Raises:
+            BedrockishError: the read fails, or has been stopped.
+        """
+        writer, piece = self._workspace.lend_for_reads(), recipe.piece
+        values = in_order(piece.names, given)
+        if writer is None or values is None:
+            return None
+        rows: list[tuple[Any, ...]] | None
+        if recipe.plan.lengths.is_brief:
+            rows = read_brief(self._workspace.reader, recipe, values, writer.limits, room)
+        else:
+            try:
+                rows, _ = writer.executor.run_piece(piece, values, room, recipe.plan.lengths)
+            except UnicodeEncodeError:  # a value has a lone surrogate
+                return None
+            except BedrockishError:
+                self._reads.append(_Read(recipe, values, has_failed=True))
+                raise
+        if rows is None:
+            return None
+        self._reads.append(_Read(recipe, values, has_failed=False))
+        return Result(piece.columns, rows, -1, None)
+
+    def add_to(self, work: TransactionWork, executor: Executor) -> None:
+        """Add the keys of all reads to the access set of the transaction, which has started on the same snapshot.
+
+        Raises:
+            BedrockishError: the keys of a read cannot be found.
+        """
+        sets = work.sets
+        assert sets is not None
+        for recipe, values, has_failed in self._reads:
+            if has_failed:
+                sets.read(recipe.piece, values, failed=True)
+            elif recipe.plan.lengths.is_brief:
+                sets.add_keys(*recipe.plan.bind(values))
+            else:
+                sets.read_unchanged(recipe.piece, values, executor.query_for(recipe.piece))
 
 
 class OverlayTransaction:
@@ -46,10 +128,20 @@ class OverlayTransaction:
         workspace: a workspace without another transaction.
         work: the transaction, which may have run statements elsewhere.
         tick: returns values of the node's clock; None if ``workspace.scope`` has a clock already.
+        early: runs the first reads if the first other statement shall start the transaction; else None.
+
+    Attributes:
+        early: as above; None once the transaction has started.
     """
 
-    def __init__(self, workspace: Workspace, work: TransactionWork, tick: Callable[[], int] | None = None) -> None:
-        self.workspace, self.work, self.scope = workspace, work, workspace.scope
+    def __init__(
+        self,
+        workspace: Workspace,
+        work: TransactionWork,
+        tick: Callable[[], int] | None = None,
+        early: EarlyReads | None = None,
+    ) -> None:
+        self.workspace, self.work, self.scope, self.early = workspace, work, workspace.scope, early
         if tick is not None:
             self.scope.begin_in_worker(work.command, work.clock, tick)
         self.may_read_system = True  # whether it may read tables of the cluster itself
@@ -148,6 +240,27 @@ class OverlayTransaction:
             writer = self.workspace.open_writer(self.work)
             writer.use_journal(in_memory=is_small)
             self.use(writer)
+
+    def start_now(self) -> None:
+        """Start the transaction after its early reads, and add these to its access set; do nothing if it has started.
+
+        Raises:
+            BedrockishError: see ``start``; the transaction is over.
+        """
+        if self.early is None:
+            return
+        early, self.early = self.early, None
+        try:
+            with self.workspace.stoppable:
+                self.start(is_small=True)
+                self.interactive.start(self.work)
+                early.add_to(self.work, self.executor)
+        except (BedrockishError, apsw.Error) as error:
+            self.work.over = True  # its access set lacks reads
+            self._end = error if isinstance(error, BedrockishError) else translate(error, "")
+            if self._end is error:
+                raise
+            raise self._end from error
 
     def use(self, writer: Writer) -> None:
         """Run the statements on a writing connection that shows the snapshot of the workspace."""
@@ -254,6 +367,13 @@ class OverlayTransaction:
 
     def run_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any], room: int) -> Result | None:
         """Run a text that has run before, as ``Interactive.run_again`` does."""
+        if self.early is not None:
+            recipe = self.early.recipe(sql)
+            if recipe is not None:
+                return self.early.run(recipe, values, room)
+            self.start_now()
+            with self.workspace.stoppable:
+                self.enter()
         writer, interactive, work = self._writer, self._interactive, self.work
         assert writer is not None
         assert interactive is not None
@@ -286,6 +406,7 @@ class OverlayTransaction:
         return self.interactive.run_alike(self.work, statements, first, ALIKE_S)
 
     def _check_goes_on(self) -> None:
+        self.start_now()
         error = self.writer.executor.governor.stopped or self._end
         if error is not None:
             raise error
@@ -296,6 +417,7 @@ class OverlayTransaction:
         Raises:
             SqlError: SQLite does not accept the statement.
         """
+        self.start_now()
         with self.workspace.stoppable:
             return explain(self.executor, statement, self.work.user, columns=True)
 
@@ -322,6 +444,7 @@ class OverlayTransaction:
 
     def record(self) -> TransactionWork:
         """Return the transaction's state, for an object that continues it on another connection."""
+        self.start_now()
         if self._interactive is not None:
             self._interactive.note_broken_keys(self.work)
         return self.work
@@ -356,6 +479,7 @@ class OverlayTransaction:
         """
         if self._end is not None:
             raise self._end
+        self.start_now()
         with self.workspace.stoppable:
             prepared = self.interactive.finish(self.work)
         for which in (READS, WRITES):

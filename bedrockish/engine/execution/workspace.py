@@ -231,6 +231,17 @@ class Workspace:
         self.scope.begin(work.command, work.clock, self.flushed.applied)
         return writer
 
+    def lend_for_reads(self) -> "Writer | None":
+        """Return the writing connection, whose executor may run known reads on the snapshot before ``open_writer``.
+
+        Return None if its compiled texts are not of the snapshot's schema.
+        """
+        writer = self._writer
+        if writer is None or writer.version != self.flushed.schema:
+            return None
+        writer.executor.reader = self._reader
+        return writer
+
     def leave_work(self) -> None:
         """Roll back the overlay at the end of the transaction."""
         work, self._work = self._work, None
@@ -359,7 +370,7 @@ class Writer:
             self.applier = RowApplier(db)
             self.limits = limits
             self.journal_in_memory = False
-            self._version = -1
+            self.version = -1  # the version of the schema that the executor knows
             reader.set_progress_handler(self.executor.governor.progress, STEPS)
         except BaseException:
             db.close()
@@ -389,17 +400,17 @@ class Writer:
 
     def learn(self, version: int) -> None:
         """Read the schema, if its version has changed."""
-        if version == self._version:
+        if version == self.version:
             return
         tables = Tables(self.db, self._connector.known().tables)
         self.capture.use(tables)
         self.applier.use(tables)
         self.executor.use(tables)
         self.ids.use(tables)
-        self._version = version
+        self.version = version
 
     def close(self) -> None:
         """Close the connection, and drop the compiled texts: only the garbage collector frees the executor."""
-        if self._version >= 0:
+        if self.version >= 0:
             self.executor.texts.forget()
         self.db.close(True)

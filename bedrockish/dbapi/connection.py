@@ -22,7 +22,6 @@ from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, Operation
 from bedrockish.dbapi.local_functions import LocalFunctions
 from bedrockish.dbapi.places import LOCK_S, place_of
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
-from bedrockish.dbapi.values import are_plain
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
 from bedrockish.sqltext.literal_inserts import with_parameters
@@ -503,17 +502,19 @@ class Connection:
         if (self._link if opened is None else opened[0]).closed:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
-    def _run_again(self, sql: Any, params: Any) -> Again | None:
+    def _run_again(self, sql: Any, params: tuple[Any, ...] | dict[str, Any]) -> Again | None:
         """Repeat, in less time, a statement that has read a node's file or run in the open transaction before.
 
         Return None if the statement must be run like any other.
+
+        Args:
+            params: values that SQLite stores without conversion.
         """
         opened = self._opened
-        is_plain = type(params) is tuple and type(sql) is str
-        if opened is None or not is_plain or self._tracer is not None or self.detect_types:
+        if opened is None or type(sql) is not str or self._tracer is not None or self.detect_types:
             return None
         link, session = opened
-        if link.closed or not are_plain(params):
+        if link.closed:
             return None
         notice_fork()
         try:

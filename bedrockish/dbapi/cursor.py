@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, TypeVar
 from bedrockish.api.requests import Rows
 from bedrockish.dbapi.errors import DatabaseError, Error, ProgrammingError
 from bedrockish.dbapi.session import Session
-from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes
+from bedrockish.dbapi.values import Value, adapt_all, converter_of, declared_converter, type_codes, unchanged
 from bedrockish.errors import ResultLostError
 from bedrockish.sqltext.keys_off_sections import sections
 from bedrockish.sqltext.statement_ends import is_blank, is_single, split
@@ -83,7 +83,7 @@ class CursorOwner(Protocol):
 
     def _check(self) -> None: ...
     def _run(self, what: Callable[[Session], T]) -> T: ...
-    def _run_again(self, sql: Any, params: Any) -> Again | None: ...
+    def _run_again(self, sql: Any, params: tuple[Any, ...] | dict[str, Any]) -> Again | None: ...
     def _declared(self, sql: str) -> list[str | None]: ...
     def _forget_types(self) -> None: ...
     def _script(self, section: Sequence[str]) -> None: ...
@@ -192,10 +192,15 @@ class Cursor:
         Raises:
             Error: its class is the kind of failure; its ``retry`` is whether running the transaction again can help.
         """
+        params: Any = None
         if self._connection is not None and not (self._is_busy or self._is_closed):
             if self._source is not None:
                 self._forget()  # a refused text leaves no result rather than a part of one
-            found = self._connection._run_again(sql, parameters)
+            params = unchanged(parameters)
+            if params is None:
+                self._check_sql(sql)
+                params = self._adapted(parameters, sql)
+            found = self._connection._run_again(sql, params)
             if found is not None:
                 self._columns, self._rows, self._rowcount, lastrowid, self._source = found
                 self._place, self._before, self._description = 0, 0, None
@@ -205,13 +210,10 @@ class Cursor:
                     self._declared, self._converters = [], []
                 return self
         kind = self._check_sql(sql)
-        params: Any = None
-        if parameters or hasattr(parameters, "__missing__"):
-            self._is_busy = True  # an adapter must not use this cursor
-            try:
-                params = adapt_all(parameters, sql)
-            finally:
-                self._is_busy = False
+        if not params and not hasattr(parameters, "__missing__"):
+            params = None
+        elif type(params) is tuple:
+            params = list(params)
         self._forget()
         self._rowcount = -1
         if kind == OTHER and is_blank(sql):
@@ -272,6 +274,16 @@ class Cursor:
         for section in sections(list(split(sql_script))):
             self._connection._script(section)
         return self
+
+    def _adapted(self, parameters: Any, sql: str) -> tuple[Value, ...] | dict[str, Value]:
+        if not parameters and not hasattr(parameters, "__missing__"):
+            return ()
+        self._is_busy = True  # an adapter must not use this cursor
+        try:
+            found = adapt_all(parameters, sql)
+        finally:
+            self._is_busy = False
+        return found if type(found) is dict else tuple(found)
 
     def _check_sql(self, sql: str) -> str:
         """Return the kind of a text's statement, after checking the cursor and the text."""

@@ -184,7 +184,7 @@ class Session:
             self.changes += rows.rowcount
         return rows
 
-    def run_again(self, sql: str, values: tuple[Any, ...]) -> Result | None:
+    def run_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any]) -> Result | None:
         """Run a statement again that has run in the open transaction; return None if ``run`` must run it.
 
         Args:

@@ -7,7 +7,7 @@ import datetime
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -216,9 +216,19 @@ def stored(value: Any) -> Value:
         ) from None
 
 
-def are_plain(params: Any) -> bool:
-    """Return whether all values can be sent unchanged, without an adapter, a conversion or a check of their size."""
-    for value in params:
+def unchanged(params: Any) -> tuple[Value, ...] | dict[str, Value] | None:
+    """Return parameters whose values are stored unchanged, as a new map or as a tuple; None if ``adapt_all`` is needed.
+
+    None if a value has an adapter or must be converted, or if its size must be checked.
+    """
+    kind = type(params)
+    if kind is tuple or kind is list:
+        return tuple(params) if _are_plain(params) else None
+    return dict(params) if kind is dict and _are_plain(params.values()) else None
+
+
+def _are_plain(values: Iterable[Any]) -> bool:
+    for value in values:
         kind = type(value)
         if (kind, PrepareProtocol) in adapters or not (
             (kind is int and -(1 << 63) <= value < 1 << 63)
@@ -247,7 +257,7 @@ def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
         DataError: an integer has more than 64 bits.
     """
     kind = type(params)
-    if (kind is tuple or kind is list) and are_plain(params):  # the usual case
+    if (kind is tuple or kind is list) and _are_plain(params):  # the usual case
         return list(params)
     if hasattr(params, "__missing__") and isinstance(params, Mapping):  # values may exist for unlisted names
         try:

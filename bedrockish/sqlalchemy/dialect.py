@@ -100,7 +100,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
         hosts = given.pop("host", ())
         options = {name: last_of(value) for name, value in given.items()}
         extra: dict[str, Any] = {name: options.pop(name) for name in ("isolation",) if name in options}
-        for name in ("replay", "write_lock"):
+        for name in ("replay", "schema_commits", "write_lock"):
             if name in options:
                 extra[name] = is_yes(options.pop(name), name)
         return [client_url(url, options, [hosts] if isinstance(hosts, str) else hosts)], {**extra, "autocommit": False}

@@ -318,6 +318,31 @@ def test_schema_commits_option_commits_before_schema_statements(url: str, table:
     connection.close()
 
 
+def test_schema_commits_lets_a_table_be_rebuilt_through_a_temporary_one(url: str, table: str) -> None:
+    """Older programs change a table in this way, and Ibis fills a table from a TEMP table."""
+    rebuild = (
+        f"CREATE TEMPORARY TABLE kept AS SELECT * FROM {table}",
+        f"DROP TABLE {table}",
+        f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, more TEXT)",
+        f"INSERT INTO {table}(id, more) SELECT id, 'm' || id FROM kept",
+        "DROP TABLE kept",
+    )
+    connection = db.connect(url)
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1), (2)")
+    connection.execute(rebuild[0])
+    with pytest.raises(db.NotSupportedError, match="schema_commits=True"):
+        connection.execute(rebuild[1])
+    connection.rollback()
+    connection.close()
+    connection = db.connect(url, schema_commits=True)
+    connection.execute(f"INSERT INTO {table}(id) VALUES (1), (2)")
+    for sql in rebuild:
+        connection.execute(sql)
+    connection.commit()
+    assert connection.execute(f"SELECT * FROM {table}").fetchall() == [(1, "m1"), (2, "m2")]
+    connection.close()
+
+
 def test_a_failed_statement_leaves_the_transaction_open(
     connection: db.Connection, table: str, other: db.Connection
 ) -> None:

@@ -365,6 +365,16 @@ def test_sqlite_scheme_with_the_bedrockish_driver_selects_the_dialect(cluster: L
     made.dispose()
 
 
+@pytest.mark.cluster
+def test_url_asks_for_commits_before_schema_statements(cluster: LocalCluster) -> None:
+    made = create_engine(cluster.url(options="/?schema_commits=yes"))
+    with made.connect() as connection:
+        connection.execute(text("CREATE TABLE of_its_own(a)"))
+    with made.begin() as connection:  # the rollback at the end of the last block undid nothing
+        connection.execute(text("DROP TABLE of_its_own"))
+    made.dispose()
+
+
 def test_older_sqlalchemy_is_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlalchemy, "__version__", "1.4.54")
     with pytest.raises(ImportError, match=r"SQLAlchemy 1\.4\.54 is installed.*docs/unchanged-programs\.md"):

@@ -32,7 +32,8 @@ from bedrockish_journal.storage.schema_steps import deferred_broken
 
 OF_SCHEMA = (
     "a transaction of a session with TEMP objects cannot change the schema of the database; change it outside of a "
-    "transaction, with no TEMP object in the statement, or on another connection"
+    "transaction (the DB-API does so with schema_commits=True), with no TEMP object in the statement, or on another "
+    "connection"
 )
 _CLASH = """
 SELECT own.name FROM sqlite_temp_schema AS own JOIN main.sqlite_schema AS other ON own.name = other.name COLLATE NOCASE

@@ -17,7 +17,7 @@ from bedrockish.client.credentials import ClientCredentials, entry_of
 from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.discovery import in_order
 from bedrockish.client.in_thread import blocking, run
-from bedrockish.client.local_file import local_steps, open_local
+from bedrockish.client.local_file import open_local
 from bedrockish.client.request_builder import Statements, Where, target_of
 from bedrockish.client.session import Session
 from bedrockish.client.socket_driver import KEEPER, SocketDriver
@@ -321,11 +321,12 @@ def connect(url: Where | None = None, *, token: bytes | None = None) -> Connecti
 def open_socket_client(target: Target, token: bytes | None, entry: ClientCredentials | None = None) -> SocketClient:
     """Open the client of a connection, for the caller to close. The errors are those of ``connect``."""
     entry = entry or entry_of(target)
-    local, client = open_local(target), None
+    file, client = open_local(target), None
     try:
         addresses = in_order(target, entry)
         client = SocketClient(replace(target, addresses=addresses), token, entry)
-        client.local, client.local_steps = local, local_steps(client, local)
+        if file is not None:
+            client.local, client.local_steps = file.reads, file.steps(client)
         run(client.ping)
         client._bind_file()
         client.learn()
@@ -333,8 +334,8 @@ def open_socket_client(target: Target, token: bytes | None, entry: ClientCredent
     except BaseException:
         if client is not None:
             client._close()
-        if local is not None:
-            local.close()
+        if file is not None:
+            file.close()
         raise
     return client
 

@@ -4,7 +4,7 @@ The engine is imported only if a file is opened, so that other programs start fa
 """
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bedrockish.api.url import SCHEME, Address, Target, check_path
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from bedrockish.client.calls import Calls
     from bedrockish.client.local_steps import LocalSteps
     from bedrockish.local.reads import LocalReads
+    from bedrockish.local.snapshots import Parts
+    from bedrockish.local.transactions import LocalTransactions
+    from bedrockish.local.workspace_pool import WorkspacePool
 
 SUFFIXES = (".sqlite", ".sqlite3", ".db")
 
@@ -40,19 +43,51 @@ def located(target: Target) -> Target:
     return replace(target, local=path, addresses=(Address(socket_path(path), 0), *target.addresses))
 
 
-def local_steps(session: "Calls", reads: "LocalReads | None") -> "LocalSteps | None":
-    """Return the object that runs a session's open transactions in this process; None if no file is open."""
-    if reads is None:
-        return None
-    from bedrockish.client.local_steps import LocalSteps
-    from bedrockish.local import temporary
-    from bedrockish.local.transactions import LocalTransactions
+@dataclass(slots=True)
+class LocalFile:
+    """A node's file that is open in this process.
 
-    return LocalSteps(session, LocalTransactions(reads, temporary.begin), reads.database)
+    ``pool`` has the workspaces that a closed session has left.
+    """
+
+    reads: "LocalReads"
+    pool: "WorkspacePool | None" = None
+
+    def steps(self, session: "Calls") -> "LocalSteps":
+        """Return the object that runs a session's open transactions in this process."""
+        from bedrockish.client.local_steps import LocalSteps
+        from bedrockish.local import temporary
+        from bedrockish.local.transactions import LocalTransactions
+
+        pool, self.pool = self.pool, None
+        return LocalSteps(session, LocalTransactions(self.reads, temporary.begin, pool), self.reads.database)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.reads.close()
+        if self.pool is not None:
+            self.pool.close_all()
 
 
-def open_local(target: Target) -> "LocalReads | None":
-    """Return the open reader of a target's file in this process; None if the target names no file.
+@dataclass(slots=True, eq=False)
+class Left:
+    """The connections of a closed session, for the next session on the file."""
+
+    parts: "Parts"
+    pool: "WorkspacePool"
+
+    def is_served(self) -> bool:
+        """Return whether the node serves the file of the connections now."""
+        return self.parts.is_served()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.pool.close_all()
+        self.parts.close()
+
+
+def open_local(target: Target) -> LocalFile | None:
+    """Open a target's file in this process; return None if the target names no file.
 
     Raises:
         UnavailableError: no node serves the file, and the target names no other nodes.
@@ -66,12 +101,32 @@ def open_local(target: Target) -> "LocalReads | None":
         if len(target.addresses) == 1:
             raise
         return None
+    from bedrockish.local.connections import KEPT
     from bedrockish.local.reads import LocalReads
 
-    reads = LocalReads(target.local, target.user or "")
+    file = LocalFile(LocalReads(target.local, target.user or ""))
+    left: Left | None = KEPT.take((file.reads.database, file.reads.user))
+    if left is not None:
+        if file.reads.take_over(left.parts):
+            file.pool = left.pool
+            return file
+        left.close()
     try:
-        reads.open()
+        file.reads.open()
     except UnavailableError:
         if len(target.addresses) == 1:
             raise
-    return reads
+    return file
+
+
+def close_local(reads: "LocalReads", transactions: "LocalTransactions") -> None:
+    """Close a file, and the transactions that are open on it; keep its connections if another session can use them."""
+    from bedrockish.local.connections import KEPT
+
+    pool, parts = transactions.leave(), reads.leave()
+    if pool is not None and parts is not None:
+        KEPT.keep((reads.database, reads.user), Left(parts, pool))
+    elif pool is not None:
+        pool.close_all()
+    elif parts is not None:
+        parts.close()

@@ -25,6 +25,7 @@ from bedrockish.api.url import Target
 from bedrockish.api.wire import EXPLAIN, NODES, PING, SETTLE, STATUS, UPKEEP, Answered, Ask, Step, Told
 from bedrockish.client.calls import Calls
 from bedrockish.client.cursor import RowStream, streaming
+from bedrockish.client.local_file import close_local
 from bedrockish.client.request_builder import (
     Statements,
     columns_of,
@@ -476,10 +477,8 @@ class Session(Calls):
 
     def _close_file(self) -> None:
         """Close the node's file, and the transactions that are open on it."""
-        if self.local_steps is not None:
-            self.local_steps.transactions.close()
-        if self.local is not None:
-            self.local.close()
+        if self.local is not None and self.local_steps is not None:
+            close_local(self.local, self.local_steps.transactions)
 
     def _file(self) -> "LocalReads":
         """Return the object that reads the node's file in this process."""

@@ -14,7 +14,7 @@ from bedrockish.api.wire import NODES, Ask, Told
 from bedrockish.client.credentials import ClientCredentials, entry_of
 from bedrockish.client.discovery import in_order, members_of
 from bedrockish.client.driver import Driver
-from bedrockish.client.local_file import local_steps, open_local
+from bedrockish.client.local_file import open_local
 from bedrockish.client.request_builder import URL_VARIABLE as URL_VARIABLE
 from bedrockish.client.request_builder import Statements as Statements
 from bedrockish.client.request_builder import Where
@@ -149,13 +149,13 @@ async def open_client(
     addresses = await _threaded(in_order, target, entry) if measures else in_order(target, entry)
     target = replace(target, addresses=addresses)
     body: BaseException | None = None
-    local = open_local(target)
+    file = open_local(target)
     async with trio.open_nursery() as nursery:
         client = Client(target, token, nursery, entry)
-        client.local = local
         nursery.start_soon(client._alarm.run)
         try:
-            client.local_steps = local_steps(client, local)
+            if file is not None:
+                client.local, client.local_steps = file.reads, file.steps(client)
             await client.ping()
             client._bind_file()
             if target.discover:

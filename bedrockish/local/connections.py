@@ -5,6 +5,7 @@ file. A SQLite library avoids this for its own descriptors, but does not know th
 So Python's ``sqlite3`` may not open a file that this library has open, and the program may not open its -shm file.
 """
 
+import atexit
 import os
 import sys
 import threading
@@ -12,12 +13,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import apsw
 
 from bedrockish.common import forks
+from bedrockish.common.pauses import monotonic
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.clock_functions import Holder
 from bedrockish.errors import UnavailableError, UsageError
@@ -29,6 +31,7 @@ STATEMENTS_KEPT = 512
 SHM = "-shm"  # the file in which SQLite has the locks of its readers
 BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
 ASK_S = 0.01  # how long a closing thread waits before it interrupts the running statement again
+KEEP_S, KEPT_MAX = 1.0, 8  # how long, and for how many closed sessions, connections are kept
 BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # most tries to ask a busy connection for its file; seconds between two
 # The open connections, each with the device and the inode of its file. A connection that was never closed is
 # removed by the callback of its weak reference. No lock guards this: each operation is atomic, and a finalizer may run
@@ -115,6 +118,83 @@ def lock_interrupting(lock: threading.RLock, interrupt: Callable[[], None]) -> I
         lock.release()
 
 
+class Kept(Protocol):
+    """The connections of a closed session."""
+
+    def is_served(self) -> bool:
+        """Return whether the node serves the file of the connections now."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class KeptConnections:
+    """The connections of the last closed sessions of this process: many programs open a session for each request.
+
+    A session opens five connections, on each of which SQLite reads the schema and compiles the session's statements. So
+    a closed session leaves its connections here, without snapshots, and the next session of the same file takes them.
+    They are closed if no session takes them within ``KEEP_S``, if the node stops or exchanges its file, at the end of
+    the program, and before another SQLite library opens the file.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may close a session while this thread has the lock
+        self._kept: list[tuple[object, Kept, float]] = []
+        self._is_over = False  # whether the program ends
+        forks.watch_forks(self)
+        forks.wait_at_forks(self)
+        atexit.register(self.end)
+
+    def keep(self, key: object, kept: Kept) -> None:
+        """Keep connections for the next session with this key."""
+        with self._lock:
+            self._kept.append((key, kept, monotonic()))
+            self._close(self._kept if self._is_over else self._kept[:-KEPT_MAX])
+
+    def take(self, key: object) -> Any:
+        """Return the connections that were kept last for this key, or None."""
+        forks.notice_fork()
+        with self._lock:
+            for place in reversed(range(len(self._kept))):
+                if self._kept[place][0] == key:
+                    return self._kept.pop(place)[1]
+            return None
+
+    def tick(self) -> None:
+        """Close connections that were kept for ``KEEP_S``, and those whose node serves no more."""
+        if self._kept and self._lock.acquire(blocking=False):
+            try:
+                late = monotonic() - KEEP_S
+                self._close([one for one in self._kept if one[2] < late or not one[1].is_served()])
+            finally:
+                self._lock.release()
+
+    def close_all(self) -> None:
+        """Close all connections that are kept."""
+        with self._lock:
+            self._close(self._kept)
+
+    def end(self) -> None:
+        """Close all connections, and keep none from now on."""
+        self._is_over = True
+        self.close_all()
+
+    def _close(self, those: list[tuple[object, Kept, float]]) -> None:
+        for one in list(those):
+            if one in self._kept:  # a finalizer may run here, and close some of them
+                self._kept.remove(one)
+                one[1].close()
+
+    def fork_locks(self) -> Iterator[forks.Lock]:
+        """Yield the lock of the thread that closes connections."""
+        yield self._lock
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent."""
+        abandon(self._kept)
+        self._kept, self._lock = [], threading.RLock()
+
+
 def abandon(held: object) -> None:
     """Keep a reference to an object of the parent process, so that it is never closed in this child."""
     _abandoned.append(held)
@@ -145,16 +225,23 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         return
     text = os.fsdecode(name)
     if event == "open":
-        if text.endswith(SHM) and _is_open(text.removesuffix(SHM)):
+        if text.endswith(SHM) and _is_used(text.removesuffix(SHM)):
             raise UsageError(
                 f"{text} cannot be opened while this process has the database open: closing it would drop SQLite's "
                 "locks; copy the database by 'bedrockish backup', or open the file in another process"
             )
-    elif _is_open(text) or _is_open(_path_in(text)):
+    elif _is_used(text) or _is_used(_path_in(text)):
         raise UsageError(
             f"{text} is open in this process by bedrockish, and a second SQLite library would drop its locks; use "
             "bedrockish.dbapi, or open it in another process"
         )
+
+
+def _is_used(path: str) -> bool:
+    """Return whether a session has a file open; first close the connections that no session uses."""
+    if _is_open(path):
+        KEPT.close_all()
+    return _is_open(path)
 
 
 def _is_open(path: str) -> bool:
@@ -212,3 +299,6 @@ def _name(db: apsw.Connection) -> str | None:
         return None
     except apsw.ConnectionClosedError:
         return ""
+
+
+KEPT = KeptConnections()

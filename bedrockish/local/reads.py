@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import apsw
 
@@ -40,6 +40,7 @@ from bedrockish.local.program_functions import End, Give, ProgramError, leave_to
 from bedrockish.local.snapshots import (
     DURABLE_S,
     FileSnapshots,
+    Parts,
     ReadConnection,
     Row,
     SnapshotBlock,
@@ -120,6 +121,16 @@ class LocalReads:
         with self.lock:
             self._snapshots.newest(Token(), STALE)
 
+    def take_over(self, parts: Parts) -> bool:
+        """Use the connections of a closed session, in place of ``open``; return False if that fails.
+
+        Raises:
+            UnavailableError: the machine gives no further thread.
+        """
+        with self.lock:
+            KEEPER.add(self)
+            return self._snapshots.take_over(parts)
+
     @property
     def published(self) -> Published | None:
         """The node's page; None before the file was first opened."""
@@ -153,7 +164,7 @@ class LocalReads:
         for given in list(self.given.values()):
             given(db)
         self.attached.apply_to(db)
-        _KEEPER.add(self)  # starts the keeper's thread if it does not run: a fork does not copy the thread
+        KEEPER.add(self)  # starts the keeper's thread if it does not run: a fork does not copy the thread
 
     def give(self, given: Give) -> None:
         """Register a function or collation of the program on all present and future connections.
@@ -524,6 +535,30 @@ class LocalReads:
         finally:
             self.lock.release()
 
+    def tick(self) -> None:
+        """Release a snapshot without recent reads, and end old transactions. Called by the keeper."""
+        self.release()
+        self.on_tick()
+
+    def leave(self) -> Parts | None:
+        """Close the reads as ``close`` does, but return their connections if another session can use them.
+
+        The caller keeps them in ``connections.KEPT``, or closes them.
+        """
+        notice_fork()
+        parts = None
+        if self.lock.acquire(blocking=False):
+            try:
+                is_own = self.given or self.attached.version or self._results.running or self._snapshots.pins
+                if not (is_own or self._is_running):
+                    with suppress(UnavailableError):  # no thread would close the connections
+                        KEEPER.add(connections.KEPT)
+                        parts, self._snapshots.is_closed = self._snapshots.leave(), True
+            finally:
+                self.lock.release()
+        self.close()
+        return parts
+
     def close(self) -> None:
         """Close the file, and end the read of another thread; a second close does nothing.
 
@@ -568,9 +603,11 @@ def interrupted() -> DeadlineError:
     return DeadlineError("the program interrupted the call; it did not happen", interrupted=True)
 
 
-def _look_after(reads: LocalReads, _elapsed_s: float) -> None:
-    reads.release()
-    reads.on_tick()
+class Ticking(Protocol):
+    """An object that the thread for idle snapshots maintains."""
+
+    def tick(self) -> None:
+        """Release what no session uses any more."""
 
 
-_KEEPER = Keeper("bedrockish-snapshots", IDLE_S / 2, _look_after)
+KEEPER: Keeper[Ticking] = Keeper("bedrockish-snapshots", IDLE_S / 2, lambda one, _: one.tick())

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from sys import getsizeof
 from typing import Any
@@ -203,6 +204,29 @@ def _after_fork() -> None:
 call_after_fork(_after_fork)
 
 
+class Parts:
+    """A node's page, and the two connections of a session to the node's file."""
+
+    def __init__(self, published: Published, readers: list[ReadConnection]) -> None:
+        self.published, self.readers = published, readers
+
+    def is_served(self) -> bool:
+        """Return whether the node serves the file of the connections now."""
+        try:
+            facts, of = self.published.facts(), self.readers[0].facts
+        except BedrockishError:
+            return False
+        is_alive = facts.mode <= READING and now_ns() - facts.heartbeat <= SILENT_NS
+        return is_alive and (facts.generation, facts.since) == (of.generation, of.since)
+
+    def close(self) -> None:
+        """Close the connections and the page, whatever has failed on them."""
+        for reader in self.readers:
+            with suppress(apsw.Error):
+                reader.close()
+        self.published.close()
+
+
 class SnapshotBlock:
     """A ``snapshot`` block, which holds the snapshot as long as the block's frame refers to this object."""
 
@@ -275,6 +299,40 @@ class FileSnapshots:
         self.published, self.readers = published, made
         self._try_at = 0.0
         return True
+
+    def take_over(self, parts: Parts) -> bool:
+        """Use the connections of a closed session; return False if they are not to the file that the node serves now.
+
+        The session has no functions, no attached files and no cluster yet.
+        """
+        try:
+            facts = parts.published.facts()
+            parts.published.check(facts)
+            if not parts.is_served():
+                raise UnavailableError(f"{self._database} was exchanged")
+            for reader in parts.readers:
+                reader.interrupt_if(self.is_late)
+            parts.readers[0].take_snapshot()
+            self._check_cluster(parts.readers[0].db)
+        except (BedrockishError, apsw.Error):
+            return False
+        self.published, self.readers = parts.published, parts.readers
+        return True
+
+    def leave(self) -> Parts | None:
+        """Return the connections, without snapshots, for another session; None if they are not to the present file."""
+        published, readers = self.published, self.readers
+        if published is None or not readers:
+            return None
+        parts = Parts(published, readers)
+        try:
+            self.end()
+        except apsw.Error:
+            return None
+        if not parts.is_served():
+            return None
+        self.published, self.readers = None, []
+        return parts
 
     def _connect(self, published: Published, facts: PublishedFacts) -> ReadConnection:
         made = ReadConnection(connections.connect(published, facts), facts, self.is_late)

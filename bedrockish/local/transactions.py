@@ -39,11 +39,13 @@ class LocalTransactions:
     Args:
         reads: the session's reads, which hold the file and its page.
         begin_with: begins a transaction with TEMP objects.
+        pool: the pool of a closed session, if there is one.
     """
 
-    def __init__(self, reads: LocalReads, begin_with: "BeginWith") -> None:
+    def __init__(self, reads: LocalReads, begin_with: "BeginWith", pool: WorkspacePool | None = None) -> None:
         self._reads, self._begin_with = reads, begin_with
-        self.pool = WorkspacePool(reads)
+        self.pool = pool or WorkspacePool(reads)
+        self.pool.reads = reads
         self._beginning = threading.RLock()  # held by the thread that opens a connection or takes a snapshot
         self._temporary: FileWorkspace | None = None
         self._temporary_name = ""
@@ -259,12 +261,26 @@ class LocalTransactions:
 
     def close(self) -> None:
         """End all transactions, even those in which another thread runs a statement, and close their connections."""
+        pool = self.leave()
+        if pool is not None:
+            pool.close_all()
+
+    def leave(self) -> WorkspacePool | None:
+        """Close the transactions as ``close`` does, but return their pool if another session can use it."""
         self.is_closed = True
         for one in list(self._open.values()):
             one.end(closed())
         self._open.clear()
+        left = None
+        # Otherwise a thread that has not noticed the end of the session is taking a workspace.
+        if not (self.pool.has_own or self.pool.attached.version) and self._beginning.acquire(blocking=False):
+            try:
+                left, self.pool = self.pool, WorkspacePool(self._reads)
+            finally:
+                self._beginning.release()
         self.pool.close_all()
         self._lose_at_close()
+        return left
 
     def _lose_at_close(self) -> None:
         """Drop the TEMP objects of a closed session, or leave that to a thread that is beginning a transaction."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import bedrockish
 from bedrockish.errors import UnavailableError
+from bedrockish.local import connections
 from tools.cluster import LocalNode
 
 
@@ -22,6 +23,7 @@ def refusal(database: Path) -> str:
 def test_program_without_descriptors_is_told_the_limit(node: LocalNode) -> None:
     """The advice to start the node would be wrong: the node runs."""
     assert not refusal(node.database)
+    connections.KEPT.close_all()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     held, told = list[int](), set[str]()
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, before[1]))

@@ -645,6 +645,7 @@ def test_failed_connect_leaves_no_file_open(node: LocalNode, monkeypatch: pytest
     def pair(*_: Any) -> Any:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
+    connections.KEPT.close_all()
     opened = dict(connections._open)
     monkeypatch.setattr("socket.socketpair", pair)
     with pytest.raises(UnavailableError, match="limit of files"):
@@ -709,6 +710,7 @@ print("both")
 
 def test_thousand_opens_leave_no_file_or_thread_open(node: LocalNode) -> None:
     bedrockish.connect(node.database).close()
+    connections.KEPT.close_all()
     gc.collect()  # files that earlier tests in this process have left close now, and not during this test
     before = sorted(os.listdir("/proc/self/fd"))
     threads = threading.active_count()

@@ -297,6 +297,7 @@ def test_connection_that_an_exception_leaves_to_no_one_is_closed(node: LocalNode
     """An open connection would hold its snapshot for ever: SQLite's functions and tables must not refer to the
     connection.
     """
+    connections.KEPT.close_all()
     published = Published(str(node.database))
     facts = published.facts()
     made = connections.connect(published, facts)

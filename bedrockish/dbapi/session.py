@@ -12,7 +12,7 @@ without the first half.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from sqlite3 import SQLITE_ERROR, SQLITE_READONLY
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +26,16 @@ from bedrockish.client.transaction import BATCH
 from bedrockish.common.pauses import Pauses
 from bedrockish.dbapi.temporary_names import TemporaryNames
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError, UnsupportedError
-from bedrockish.sqltext.keys_off_sections import PARENTS, TRIGGERS, check_no_action
+from bedrockish.sqltext.keys_off_sections import (
+    FOREIGN_KEYS,
+    KEYS_OFF,
+    LEGACY,
+    PARENTS,
+    TRIGGERS,
+    KeyPragmas,
+    check_no_action,
+    pragma,
+)
 from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues, has_run, rows_before
 from bedrockish.sqltext.statement_kinds import (
@@ -63,7 +72,6 @@ LEGACY_TRANSACTION_CONTROL = -1
 REPLAYS, REPLAYED_MAX = 5, 1_000  # most repetitions of a lost transaction, and most statements of a repeated one
 FIRST_TRIES = 5  # how often the first statement of a transaction is tried before its error is raised
 NOTHING = Rows((), [])
-KEYS_OFF, LEGACY = "PRAGMA foreign_keys = OFF", "legacy_alter_table"
 BEGIN_ONLY = "SELECT 1 WHERE 0"  # a statement without effect: a transaction begins at its node with its first statement
 
 
@@ -84,11 +92,30 @@ Told = list[Rows] | Failure
 """The results of statements, or the failure of one of them."""
 
 
+@dataclass(slots=True, eq=False)
+class SessionTransaction:
+    """The open transaction of a connection, with the effects of its statements so far."""
+
+    link: BlockingTransaction
+    is_implicit: bool  # whether a statement has opened it, so that BEGIN may continue it
+    began_by_mark: bool = False  # whether SAVEPOINT has opened it, so that the RELEASE of that savepoint commits it
+    marks: list[str] = field(default_factory=list)  # the names of its savepoints
+    pragmas: KeyPragmas = field(default_factory=KeyPragmas)
+    has_written: bool = False  # whether a statement has changed rows
+    changes_schema: bool = False  # whether a statement has changed the schema
+    here: "LocalTransaction | None" = None  # the transaction, if known statements may run in this process
+    values: SessionValues = field(default_factory=SessionValues)  # the session's values at its beginning, for a replay
+    log: list[tuple[list[Statement], Told]] = field(default_factory=list)  # its statements and results, for a replay
+
+    def repeated_on(self, link: BlockingTransaction) -> "SessionTransaction":
+        """Return the state of a transaction that repeats this one's statements."""
+        return replace(self, link=link, here=None, pragmas=replace(self.pragmas), log=list(self.log))
+
+
 class Session:
     """The transactions of one connection, and the statements that it runs inside and outside of them.
 
-    Why so large: Nine attributes are settings of the connection; the others describe one open transaction,
-    which a statement may begin, mark and end.
+    Why so large: Its settings are those of a connection of ``sqlite3``, and some of its own.
 
     Attributes:
         autocommit: True, False or ``LEGACY_TRANSACTION_CONTROL``.
@@ -118,18 +145,8 @@ class Session:
         self.can_write = True
         self.lock: WriteLock | None = None
         self.temporary = TemporaryNames()
-        self._replayed: list[tuple[list[Statement], Told]] = []  # the open transaction's statements and results
-        self._values = SessionValues()  # the values at the beginning of the open transaction
-        self._open: BlockingTransaction | None = None
-        self._here: LocalTransaction | None = None  # the open transaction, if its statements run in this process
+        self._open: SessionTransaction | None = None
         self._is_uncommitted = False  # whether the last COMMIT failed; a ROLLBACK is then accepted, as in SQLite
-        self._implicit = False
-        self._is_switched = False  # whether PRAGMA foreign_keys was set in the open transaction
-        self._is_legacy = False  # whether the open transaction has executed PRAGMA legacy_alter_table = ON
-        self._unchecked = False  # whether the open transaction has executed PRAGMA foreign_keys = OFF at the node
-        self._wrote = self._changes_schema = False  # whether the open transaction has changed rows, or the schema
-        self._marks: list[str] = []
-        self._began_by_mark = False
 
     @property
     def in_transaction(self) -> bool:
@@ -193,16 +210,16 @@ class Session:
         Raises:
             BedrockishError: see ``run``.
         """
-        here = self._here
-        if here is None or not is_plain(sql) or (self.lock is not None and not self.lock.is_held):
+        opened = self._open
+        here = None if opened is None else opened.here
+        if opened is None or here is None or not is_plain(sql) or (self.lock is not None and not self.lock.is_held):
             return None
         try:
             result = here.run_again(sql, values)
         except BaseException as error:
-            assert self._open is not None
-            self._open.fail(here, error)
+            opened.link.fail(here, error)
         if result is not None and result.rowcount >= 0:  # the statement writes
-            self._wrote = True
+            opened.has_written = True
             self.changes += result.rowcount
             self.link.values.see((result,))
         return result
@@ -214,7 +231,9 @@ class Session:
             self._trace(sql)
             if asked[0] is None:
                 return Rows(("query_only",), [(int(self.query_only),)])
-            self.query_only, self._here = asked[0], None
+            self.query_only = asked[0]
+            if self._open is not None:
+                self._open.here = None  # ``run`` checks the setting
             return NOTHING
         if self._only_reads and optimizes(sql):
             self._trace(sql)
@@ -233,17 +252,17 @@ class Session:
         if switch is None or (self._open is None and switch == (LEGACY, True)):  # PRAGMA on its own: a node refuses it
             return None
         self._trace(sql)
-        return self._switch_legacy(switch[1]) if switch[0] == LEGACY else self._switch(switch[1])
+        return self._switch(*switch)
 
     @property
     def _needs_no_pragma(self) -> bool:
         """Whether a schema statement needs no PRAGMA: keys are enforced, or the transaction has executed one."""
-        return self.foreign_keys or (self._open is not None and (self._unchecked or self._is_switched))
+        return self.foreign_keys or (self._open is not None and self._open.pragmas.foreign_keys is not None)
 
     @property
     def has_own_schema(self) -> bool:
         """Whether the session has tables that other clients do not see: TEMP tables, or uncommitted schema changes."""
-        return self.link.has_temporary or (self._open is not None and self._changes_schema)
+        return self.link.has_temporary or (self._open is not None and self._open.changes_schema)
 
     def columns(self, sql: str) -> list[tuple[str, str | None]]:
         """Return name and declared type of each column of a statement's result, as the session sees the tables.
@@ -252,7 +271,7 @@ class Session:
             BedrockishError: see ``Client.columns``.
         """
         if self._open is not None and self.has_own_schema:
-            return self._open.columns(sql, timeout=self.timeout_s)
+            return self._open.link.columns(sql, timeout=self.timeout_s)
         if self.link.has_temporary:
             opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
             try:
@@ -373,7 +392,13 @@ class Session:
             SqlError: the statement writes, and the connection only reads.
         """
         self._check_writable(kind, sql)
-        if kind == SCHEMA and self.schema_commits and self._open is not None and self._implicit and not self._marks:
+        if (
+            kind == SCHEMA
+            and self.schema_commits
+            and self._open is not None
+            and self._open.is_implicit
+            and not self._open.marks
+        ):
             self.commit()
             self._acquire(sql, kind)
         if self._open is None and self._begins(kind):
@@ -395,8 +420,7 @@ class Session:
             if self.link.has_temporary or (self._open is None and not self._begins(kind)):
                 raise
             self._check_writable(kind, sql)
-            self._inside([(KEYS_OFF, None)])
-            self._unchecked = True
+            self._run_switch(FOREIGN_KEYS, on=False)
 
     def _acting(self) -> list[Rows]:
         """Return the tables to which foreign keys with actions refer, with columns of their keys; and all triggers."""
@@ -405,28 +429,23 @@ class Session:
             return self._inside(asked)
         return self.link.transact(asked, timeout=self.timeout_s)
 
-    def _switch(self, on: bool | None) -> Rows:
-        """Execute PRAGMA foreign_keys, which holds for the open transaction, if any."""
+    def _switch(self, name: str, on: bool | None) -> Rows:
+        """Execute PRAGMA foreign_keys or PRAGMA legacy_alter_table; both hold for the open transaction, if any."""
+        pragmas = KeyPragmas() if self._open is None else self._open.pragmas
         if on is None:
-            set_here = self._open is not None and (self._unchecked or self._is_switched)
-            enforced = not self._unchecked if set_here else self.foreign_keys
-            return Rows(("foreign_keys",), [(int(enforced),)])
-        if self._open is None:
+            return Rows((name,), [(int(pragmas.value(name, outside=self.foreign_keys)),)])
+        if self._open is not None:
+            if not pragmas.has(name, on=on):
+                self._run_switch(name, on=on)
+        elif name == FOREIGN_KEYS:
             self.foreign_keys = on
-        elif on == self._unchecked:  # otherwise the transaction has this setting already
-            self._inside([(f"PRAGMA foreign_keys = {'ON' if on else 'OFF'}", None)])
-            self._unchecked, self._is_switched = not on, True
         return NOTHING
 
-    def _switch_legacy(self, on: bool | None) -> Rows:
-        """Execute PRAGMA legacy_alter_table, which holds to the end of the open transaction."""
-        was_on = self._open is not None and self._is_legacy
-        if on is None:
-            return Rows((LEGACY,), [(int(was_on),)])
-        if on != was_on:
-            self._inside([(f"PRAGMA {LEGACY} = {'ON' if on else 'OFF'}", None)])
-            self._is_legacy = on
-        return NOTHING
+    def _run_switch(self, name: str, *, on: bool) -> None:
+        """Run a PRAGMA of ``_switch`` in the open transaction, or in one that it begins."""
+        self._inside([(pragma(name, on=on), None)])
+        if self._open is not None:
+            self._open.pragmas.note(name, on=on)
 
     def _unenforced(self, sql: str, params: Any) -> Rows:
         """Run a schema statement in a transaction that does not enforce foreign keys."""
@@ -442,17 +461,18 @@ class Session:
         if self.link.has_temporary:  # the transaction can change TEMP objects only
             return self._inside([(sql, params)])[0]
         rows = self._inside(statements)[-1]
-        self._unchecked = True
+        if self._open is not None:
+            self._open.pragmas.note(FOREIGN_KEYS, on=False)
         return rows
 
     def _inside(self, statements: list[Statement]) -> list[Rows]:
         fresh = self._open is None
         for tries in range(FIRST_TRIES):
-            opened = self._open or self._begin(implicit=True)
+            opened = self._open or self._begin(is_implicit=True)
             try:
                 return self._run_opened(opened, statements)
             except BedrockishError as error:
-                if opened.is_open:
+                if opened.link.is_open:
                     is_first = len(statements) == 1 or error.details.get("statement") == 0
                     is_broken = (
                         isinstance(error, ConstraintError) or error.details.get("sqlite", SQLITE_ERROR) != SQLITE_ERROR
@@ -474,27 +494,27 @@ class Session:
                 self.rollback()  # the program has seen no result of the transaction, so it can be repeated
         raise AssertionError("the last try returns or raises")
 
-    def _run_opened(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
-        stays_here = self._here is not None
+    def _run_opened(self, opened: SessionTransaction, statements: list[Statement]) -> list[Rows]:
+        stays_here = opened.here is not None
         for sql in dict.fromkeys(sql for sql, _ in statements):
             kind = kind_of(sql)
             # A statement of another kind may change settings, which ``run_again`` does not check.
             stays_here = stays_here and kind in (READ, WRITE)
             self._acquire(sql, kind)
             if kind not in (READ, PRAGMA):
-                self._wrote = True
+                opened.has_written = True
             if kind == SCHEMA:
-                self._changes_schema = True
+                opened.changes_schema = True
         try:
-            results = opened.run(statements, timeout=self.timeout_s)
+            results = opened.link.run(statements, timeout=self.timeout_s)
         except BedrockishError as error:
-            if self.replay and opened.is_open:  # a replay must fail at the same statement, with the same error
-                self._replayed.append((statements, Failure.of(error)))
+            if self.replay and opened.link.is_open:  # a replay must fail at the same statement, with the same error
+                opened.log.append((statements, Failure.of(error)))
             raise
         if self.replay:
-            self._replayed.append((statements, results))
+            opened.log.append((statements, results))
         if not stays_here:
-            self._here = None if self.replay or self._only_reads or not self._needs_no_pragma else opened.here
+            opened.here = None if self.replay or self._only_reads or not self._needs_no_pragma else opened.link.here
         return results
 
     def _replay_after(self, error: BedrockishError) -> bool:
@@ -503,32 +523,27 @@ class Session:
         The new transaction then replaces the lost one. The transaction stays lost if a result differs, such as the
         rowid of a new row, or if the transaction has too many statements.
         """
-        log = list(self._replayed)
-        if not error.retry or not log or sum(len(statements) for statements, _ in log) > REPLAYED_MAX:
+        lost = self._open
+        assert lost is not None
+        if not error.retry or not lost.log or sum(len(statements) for statements, _ in lost.log) > REPLAYED_MAX:
             return False
-        implicit, marks, by_mark = self._implicit, self._marks, self._began_by_mark
-        flags = self._unchecked, self._is_switched, self._is_legacy, self._changes_schema, self._wrote
-        values = self._values
         pauses = Pauses(self.timeout_s)
+        link = lost.link
         for _ in range(REPLAYS):
             if not pauses.wait():
                 return False
-            if self._open is not None:
-                self._open.rollback()
-            opened = self._begin(implicit=implicit)
-            self._marks, self._began_by_mark = marks, by_mark
-            self._unchecked, self._is_switched, self._is_legacy, self._changes_schema, self._wrote = flags
-            self._replayed = list(log)
-            self._values = values  # ``_begin`` has just saved values that a failed attempt may have changed
-            self.link.values.restore(values)
+            link.rollback()
+            link = self._begin_link()
+            self._open = lost.repeated_on(link)
+            self.link.values.restore(lost.values)
             try:
-                if all(self._repeats(opened, texts, told) for texts, told in log):
+                if all(self._repeats(link, texts, told) for texts, told in lost.log):
                     return True
             except BedrockishError as again:
                 if again.retry:
                     continue
-            opened.rollback()
-            opened.lose(error)  # the program gets the conflict at its next call, too, and knows that it may try again
+            link.rollback()
+            link.lose(error)  # the program gets the conflict at its next call, too, and knows that it may try again
             return False
         return False
 
@@ -544,18 +559,16 @@ class Session:
 
     # -- transactions ----------------------------------------------------------------------------------------------
 
-    def _begin(self, *, implicit: bool) -> BlockingTransaction:
-        opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
-        if self._open is None:  # otherwise a replay repeats its statements
-            self.temporary.begin()
-        self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
-        self._here, self._is_uncommitted = None, False
-        self._is_switched = self._is_legacy = self._changes_schema = False
-        self._replayed = []
+    def _begin(self, *, is_implicit: bool, by_mark: bool = False) -> SessionTransaction:
+        self.temporary.begin()
+        self._is_uncommitted = False
+        self._open = made = SessionTransaction(self._begin_link(), is_implicit, by_mark)
         if self.replay:
-            self._values = replace(self.link.values)
-        self._marks, self._began_by_mark = [], False
-        return opened
+            made.values = replace(self.link.values)
+        return made
+
+    def _begin_link(self) -> BlockingTransaction:
+        return self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
 
     def commit(self, *, by_text: bool = False) -> None:
         """Commit the open transaction; do nothing without one.
@@ -571,14 +584,14 @@ class Session:
         is_uncommitted = True
         try:
             try:
-                self._open.commit(timeout=self.timeout_s)
+                self._open.link.commit(timeout=self.timeout_s)
             except BedrockishError as error:
-                if self._open.is_open or not self._replay_after(error):
+                if self._open.link.is_open or not self._replay_after(error):
                     raise
-                self._open.commit(timeout=self.timeout_s)
+                self._open.link.commit(timeout=self.timeout_s)
             is_uncommitted = False
         finally:
-            if not self._open.is_open:  # open: a deferred constraint is broken, which the program can repair
+            if not self._open.link.is_open:  # open: a deferred constraint is broken, which the program can repair
                 self._is_uncommitted = is_uncommitted
                 self._forget(is_kept=not is_uncommitted)
 
@@ -589,26 +602,27 @@ class Session:
             self._trace("ROLLBACK")
         self._forget()
         if opened is not None:
-            opened.rollback()
+            opened.link.rollback()
 
     def _forget(self, *, is_kept: bool = False) -> None:
         if self._open is not None and not is_kept:
             self.temporary.roll_back()
-        self._open, self._here, self._marks, self._began_by_mark = None, None, [], False
-        self._replayed = []
+        self._open = None
         self._release()
 
     def _control(self, control: Control, sql: str) -> Rows:
         kind = control.kind
         was_uncommitted, self._is_uncommitted = self._is_uncommitted, False
         if kind == BEGIN:
-            if self._open is not None and not (self._implicit and self._open.is_open and not self._wrote):
+            opened = self._open
+            if opened is not None and not (opened.is_implicit and opened.link.is_open and not opened.has_written):
                 raise SqlError("cannot start a transaction within a transaction", sql=sql)
             with self._locking(sql, WRITE if control.writes else READ):
                 # BEGIN takes over a transaction that was opened implicitly, as for a SELECT, and has not written yet.
-                if self._open is None:
-                    self._begin(implicit=False)
-                self._implicit = False
+                if opened is None:
+                    self._begin(is_implicit=False)
+                else:
+                    opened.is_implicit = False
         elif kind in (COMMIT, ROLLBACK):
             if self._open is None and kind == ROLLBACK and was_uncommitted:
                 return NOTHING
@@ -616,27 +630,26 @@ class Session:
                 raise SqlError(f"cannot {kind.lower()} - no transaction is active", sql=sql)
             (self.commit if kind == COMMIT else self.rollback)(by_text=True)
         elif kind == SAVEPOINT:
-            fresh = self._open is None
-            self._run_opened(self._open or self._begin(implicit=False), [(sql, None)])
-            self._marks.append(control.name.lower())
-            self._began_by_mark = self._began_by_mark or fresh
+            opened = self._open or self._begin(is_implicit=False, by_mark=True)
+            self._run_opened(opened, [(sql, None)])
+            opened.marks.append(control.name.lower())
         else:
             self._unmark(control, sql)
         return NOTHING
 
     def _unmark(self, control: Control, sql: str) -> None:
         """Execute RELEASE or ROLLBACK TO; releasing the savepoint that began the transaction commits it."""
-        name = control.name.lower()
-        if self._open is None or name not in self._marks:
+        name, opened = control.name.lower(), self._open
+        if opened is None or name not in opened.marks:
             raise SqlError(f"no such savepoint: {control.name}", sql=sql)
-        place = len(self._marks) - 1 - self._marks[::-1].index(name)
-        if control.kind == RELEASE and place == 0 and self._began_by_mark:
+        place = len(opened.marks) - 1 - opened.marks[::-1].index(name)
+        if control.kind == RELEASE and place == 0 and opened.began_by_mark:
             self.commit()
             return
-        self._run_opened(self._open, [(sql, None)])
+        self._run_opened(opened, [(sql, None)])
         if control.kind == ROLLBACK_TO:
             self.temporary.roll_back()
-        del self._marks[place + (control.kind == ROLLBACK_TO) :]
+        del opened.marks[place + (control.kind == ROLLBACK_TO) :]
 
 
 def _is_same(found: list[Rows], told: list[Rows]) -> bool:

@@ -6,6 +6,7 @@ of the dropped table have no parent yet. So the statements between OFF and ON ar
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.statement_kinds import SCHEMA, kind_of, switch_of
@@ -27,7 +28,46 @@ TRIGGERS = "SELECT tbl_name, sql FROM sqlite_schema WHERE type = 'trigger'"
 """Selects the tables and views with triggers, each with the text of the trigger."""
 ROWID = frozenset({"rowid", "oid", "_rowid_"})  # further names of an INTEGER PRIMARY KEY
 AFTER_SET = ("WHERE", "FROM", "RETURNING", "ORDER", "LIMIT", "ON")  # words that end the assignments of an UPDATE
-OFF, ON = ("foreign_keys", False), ("foreign_keys", True)
+FOREIGN_KEYS, LEGACY = "foreign_keys", "legacy_alter_table"
+OFF, ON = (FOREIGN_KEYS, False), (FOREIGN_KEYS, True)
+
+
+def pragma(name: str, *, on: bool) -> str:
+    """Return the text of PRAGMA foreign_keys or PRAGMA legacy_alter_table with a value."""
+    return f"PRAGMA {name} = {'ON' if on else 'OFF'}"
+
+
+KEYS_OFF = pragma(FOREIGN_KEYS, on=False)
+
+
+@dataclass(slots=True)
+class KeyPragmas:
+    """PRAGMA foreign_keys and PRAGMA legacy_alter_table in one open transaction of a session.
+
+    Attributes:
+        foreign_keys: the value of the last PRAGMA foreign_keys that ran in it; None without one.
+        is_legacy: whether the last PRAGMA legacy_alter_table that ran in it was ON.
+    """
+
+    foreign_keys: bool | None = None
+    is_legacy: bool = False
+
+    def value(self, name: str, *, outside: bool) -> bool:
+        """Return the value of a PRAGMA; ``outside`` is that of PRAGMA foreign_keys outside of the transaction."""
+        if name == LEGACY:
+            return self.is_legacy
+        return outside if self.foreign_keys is None else self.foreign_keys
+
+    def has(self, name: str, *, on: bool) -> bool:
+        """Return whether the transaction runs with this value already. A node enforces keys without a PRAGMA."""
+        return on == (self.is_legacy if name == LEGACY else self.foreign_keys is not False)
+
+    def note(self, name: str, *, on: bool) -> None:
+        """Record that a PRAGMA has run."""
+        if name == LEGACY:
+            self.is_legacy = on
+        else:
+            self.foreign_keys = on
 
 
 def sections(texts: Sequence[str]) -> Iterator[Sequence[str]]:

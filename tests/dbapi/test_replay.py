@@ -6,6 +6,7 @@ import pytest
 
 import bedrockish.dbapi as db
 from bedrockish.client.blocking_transaction import BlockingTransaction
+from bedrockish.dbapi.session import SessionTransaction
 from bedrockish.errors import ConflictError
 
 pytestmark = pytest.mark.cluster
@@ -101,8 +102,8 @@ def test_statement_that_conflicts_after_each_replay_raises_the_conflict(
     with closing(db.connect(url, isolation_level=None, replay=True)) as one:
         session = one._session
 
-        def lose(opened: BlockingTransaction, _statements: object) -> None:
-            opened.rollback()
+        def lose(opened: SessionTransaction, _statements: object) -> None:
+            opened.link.rollback()
             raise ConflictError("another one has changed the row")
 
         one.execute("BEGIN")

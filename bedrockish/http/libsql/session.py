@@ -10,7 +10,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from sys import getsizeof
 from typing import Any
 
@@ -36,7 +36,17 @@ from bedrockish.node.runtime import Runtime
 from bedrockish.node.transactions.callers import Owner
 from bedrockish.node.transactions.cursors import Stream
 from bedrockish.sqltext import transaction_control as control
-from bedrockish.sqltext.keys_off_sections import PARENTS, TRIGGERS, check_no_action, sections
+from bedrockish.sqltext.keys_off_sections import (
+    FOREIGN_KEYS,
+    KEYS_OFF,
+    LEGACY,
+    PARENTS,
+    TRIGGERS,
+    KeyPragmas,
+    check_no_action,
+    pragma,
+    sections,
+)
 from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues, shown_names
 from bedrockish.sqltext.statement_ends import check_statement, split
@@ -46,8 +56,6 @@ from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 TIMEOUT_S = 30.0
 TRIES = 20  # most tries after conflicts, of a statement outside of BEGIN in a stream with TEMP objects
-LEGACY = "legacy_alter_table"
-KEYS_OFF, KEYS_ON = Statement("PRAGMA foreign_keys = OFF"), Statement("PRAGMA foreign_keys = ON")
 LAST = (
     "this call, after which the stream is closed; send {} and the statements that need it in one batch, one "
     "executeMultiple(), migrate() or transaction()"
@@ -84,12 +92,18 @@ class DeclaredTypes:
         return types
 
 
-class LibsqlSession:
-    """One stream. The caller sends its requests one after the other.
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """The open transaction of a stream, with the effects of its statements so far."""
 
-    Why so large: The protocol keeps this state for its stream: settings of a connection, an open transaction, texts and
-    TEMP objects.
-    """
+    request: Request  # its BEGIN
+    marks: list[str] | None = None  # its savepoints if SAVEPOINT has opened it; else None
+    pragmas: KeyPragmas = field(default_factory=KeyPragmas)
+    changes_schema: bool = False  # whether a statement has changed the schema
+
+
+class LibsqlSession:
+    """One stream. The caller sends its requests one after the other."""
 
     memory: RequestMemory | None = None  # the memory of the call that is answered now
     # Raises AuthenticationError if the caller's token has expired during a long answer.
@@ -102,15 +116,10 @@ class LibsqlSession:
         self._node, self._declared = node, declared
         self._texts, self._owner = Texts(), Owner(host)
         self._token = Token()
-        self._open: Request | None = None  # the transaction that BEGIN has opened
+        self._open: _Opened | None = None  # the transaction that BEGIN or SAVEPOINT has opened
         self._is_uncommitted = False  # whether the last COMMIT failed; a ROLLBACK is then accepted, as by SQLite
         self._lost: BedrockishError | None = None  # why the open transaction is over before the program ended it
         self._keys = True  # the value of PRAGMA foreign_keys outside of a transaction
-        self._unchecked = False  # whether foreign keys are off in the open transaction
-        self._is_switched = False  # whether PRAGMA foreign_keys was set in the open transaction
-        self._is_legacy = False  # whether the open transaction has executed PRAGMA legacy_alter_table = ON
-        self._changes_schema = False  # whether the open transaction has changed the schema
-        self._marks: list[str] | None = None  # savepoints of an open transaction that SAVEPOINT began; else None
         self._values = SessionValues()
         self._temporary = Temporary()
         self.closed = False  # whether the stream is closed
@@ -220,14 +229,15 @@ class LibsqlSession:
         if self._open is None:
             (told,) = await self._node.explain(Statement(sql), self.user, columns=True)
         else:
-            (told,) = await self._node.transactions.columns(self._owner, self._open.command, Statement(sql))
+            (told,) = await self._node.transactions.columns(self._owner, self._open.request.command, Statement(sql))
         return told
 
     async def _types(self, sql: str) -> list[str | None]:
         """Return the declared types of a result's columns; empty where they are unknown."""
-        if self._open is None and self._temporary.name:
+        opened = self._open
+        if opened is None and self._temporary.name:
             return []  # the node would not see TEMP tables, but other tables with their names
-        if not (self._changes_schema or self._temporary.name):
+        if not (self._temporary.name or (opened is not None and opened.changes_schema)):
             return await self._declared.of(sql, self.user)
         try:
             return [kind for _, kind in (await self._columns(sql))["columns"]]
@@ -255,7 +265,7 @@ class LibsqlSession:
         if self._lost is not None:
             raise self._lost
         mark = control.savepoint_of(statement.sql, statement.params)
-        if mark is not None and (self._open is None or self._marks is not None):
+        if mark is not None and (self._open is None or self._open.marks is not None):
             if is_last and self._open is None:
                 raise UsageError(f"SAVEPOINT: the transaction would end with {LAST.format('SAVEPOINT')}")
             return await self._mark(mark, statement)
@@ -263,7 +273,7 @@ class LibsqlSession:
         if switched is not None and (self._open is not None or switched != (LEGACY, True)):  # else a node refuses it
             if is_last and switched == ("foreign_keys", False) and self.autocommit:
                 raise UsageError(f"PRAGMA foreign_keys: the setting would end with {LAST.format('the PRAGMA')}")
-            return await (self._switch_legacy if switched[0] == LEGACY else self._switch)(switched[1])
+            return await self._switch(*switched)
         setting = first_setting(statement.sql)
         if is_last and setting is not None and setting[1]:
             raise UsageError(f"PRAGMA {setting[0]}: the setting would end with {LAST.format('the PRAGMA')}")
@@ -288,10 +298,11 @@ class LibsqlSession:
                 answer = await self._run_alone(statements)
                 self._token = answer.token
             else:
-                changes = kind_of(statement.sql) == SCHEMA
+                opened = self._open
                 answer = await self._step(STATEMENTS, statements)
-                self._unchecked = self._unchecked or len(statements) > 1
-                self._changes_schema = self._changes_schema or changes
+                if len(statements) > 1:
+                    opened.pragmas.note(FOREIGN_KEYS, on=False)
+                opened.changes_schema = opened.changes_schema or kind_of(statement.sql) == SCHEMA
         except BedrockishError as error:
             self._values.note_error(error)
             raise
@@ -301,8 +312,7 @@ class LibsqlSession:
         """Check that a statement sent with foreign keys off causes no action of a foreign key on the nodes, where they
         are on, except in a transaction that changes the schema: the open transaction becomes one.
         """
-        is_set = self._open is not None and (self._unchecked or self._is_switched)
-        if self._keys or is_set or kind_of(sql) != WRITE:
+        if self._needs_no_pragma or kind_of(sql) != WRITE:
             return
         asked = self._request((Statement(PARENTS), Statement(TRIGGERS)), is_readonly=True)
         parents, triggers = decode_results((await self._node.submit(asked)).results)
@@ -311,13 +321,12 @@ class LibsqlSession:
         except UnsupportedError:
             if self._open is None or self._temporary.name:
                 raise
-            await self._step(STATEMENTS, (KEYS_OFF,))
-            self._unchecked = True
+            await self._run_switch(self._open.pragmas, FOREIGN_KEYS, on=False)
 
     async def _run_alone(self, statements: tuple[Statement, ...]) -> Answer:
         """Run statements as a transaction of their own, which sees the stream's TEMP objects."""
         for tries in range(TRIES) if self._temporary.name else ():
-            self._open = self._request()
+            self._open = _Opened(self._request())
             try:
                 answer = await self._step(BEGIN, statements)
                 done = await self._step(COMMIT)
@@ -332,11 +341,11 @@ class LibsqlSession:
             finally:
                 opened, self._open, self._lost = self._open, None, None
                 if opened is not None:
-                    await self._node.transactions.handle(self._owner, ROLLBACK, opened)
+                    await self._node.transactions.handle(self._owner, ROLLBACK, opened.request)
         return await self._node.submit(self._request(statements))
 
     def _check_readonly(self, sql: str) -> None:
-        if self._open is not None and self._open.read_only and kind_of(sql) in (WRITE, SCHEMA):
+        if self._open is not None and self._open.request.read_only and kind_of(sql) in (WRITE, SCHEMA):
             raise UsageError(
                 "the transaction was begun as read-only, and this statement writes; it did not happen: begin the "
                 'transaction or the batch with the mode "write"',
@@ -350,35 +359,33 @@ class LibsqlSession:
         self._values.see(results)
         return [replace(one, columns=shown_names(one.columns)) for one in results]
 
-    async def _switch(self, on: bool | None) -> Result:
-        """Execute PRAGMA foreign_keys, a setting of the stream and of its open transaction."""
+    @property
+    def _needs_no_pragma(self) -> bool:
+        """Whether a schema statement needs no PRAGMA: keys are enforced, or the transaction has executed one."""
+        return self._keys or (self._open is not None and self._open.pragmas.foreign_keys is not None)
+
+    async def _switch(self, name: str, on: bool | None) -> Result:
+        """Execute PRAGMA foreign_keys or PRAGMA legacy_alter_table; both hold for the open transaction, if any."""
+        opened = self._open
+        pragmas = KeyPragmas() if opened is None else opened.pragmas
         if on is None:
-            set_here = self._open is not None and (self._unchecked or self._is_switched)
-            enforced = not self._unchecked if set_here else self._keys
-            return Result(("foreign_keys",), [(int(enforced),)])
-        if self._open is None:
+            return Result((name,), [(int(pragmas.value(name, outside=self._keys)),)])
+        if opened is not None:
+            if not pragmas.has(name, on=on):
+                await self._run_switch(pragmas, name, on=on)
+                opened.changes_schema = True
+        elif name == FOREIGN_KEYS:
             self._keys = on
-        elif on == self._unchecked:  # otherwise the transaction has this setting already
-            await self._step(STATEMENTS, (KEYS_ON if on else KEYS_OFF,))
-            self._unchecked, self._is_switched, self._changes_schema = not on, True, True
         return Result((), [])
 
-    async def _switch_legacy(self, on: bool | None) -> Result:
-        """Execute PRAGMA legacy_alter_table, which holds to the end of the open transaction."""
-        was_on = self._open is not None and self._is_legacy
-        if on is None:
-            return Result((LEGACY,), [(int(was_on),)])
-        if on != was_on:
-            await self._step(STATEMENTS, (Statement(f"PRAGMA {LEGACY} = {'ON' if on else 'OFF'}"),))
-            self._is_legacy, self._changes_schema = on, True
-        return Result((), [])
+    async def _run_switch(self, pragmas: KeyPragmas, name: str, *, on: bool) -> None:
+        await self._step(STATEMENTS, (Statement(pragma(name, on=on)),))
+        pragmas.note(name, on=on)
 
     def _with_keys(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
         """Return statements; put the stream's PRAGMA foreign_keys = OFF before those that change the schema."""
         changes = any(kind_of(statement.sql) == SCHEMA for statement in statements)
-        if self._keys or not changes or (self._open is not None and (self._unchecked or self._is_switched)):
-            return statements
-        return (KEYS_OFF, *statements)
+        return (Statement(KEYS_OFF), *statements) if changes and not self._needs_no_pragma else statements
 
     def _request(self, statements: tuple[Statement, ...] = (), *, is_readonly: bool = False) -> Request:
         request = Request(uuid.uuid4().hex, statements, token=self._token, timeout_s=TIMEOUT_S, user=self.user)
@@ -392,9 +399,7 @@ class LibsqlSession:
                 raise UsageError("cannot start a transaction within a transaction; COMMIT or ROLLBACK first")
             opening = self._request(is_readonly=is_readonly)
             await self._node.transactions.handle(self._owner, BEGIN, opening)
-            self._open, self._unchecked, self._is_switched = opening, False, False
-            self._is_legacy = self._changes_schema = False
-            self._marks = None
+            self._open = _Opened(opening)
             return done
         if self.autocommit and kind == control.ROLLBACK and was_uncommitted:
             return done
@@ -411,16 +416,17 @@ class LibsqlSession:
         else:
             opened, self._open = self._open, None
             assert opened is not None
-            await self._node.transactions.handle(self._owner, ROLLBACK, opened)
+            await self._node.transactions.handle(self._owner, ROLLBACK, opened.request)
         return done
 
     async def _mark(self, mark: control.Control, statement: Statement) -> Result:
         """Run SAVEPOINT outside of a transaction, which begins one, or a statement on that transaction's savepoints."""
         if self._open is None and mark.kind == control.SAVEPOINT:
             await self._control(control.BEGIN)
-            self._marks = []
-        name, marks = mark.name.lower(), self._marks
-        if self._open is None or marks is None or not (mark.kind == control.SAVEPOINT or name in marks):
+            if self._open is not None:
+                self._open.marks = []
+        name, marks = mark.name.lower(), None if self._open is None else self._open.marks
+        if marks is None or not (mark.kind == control.SAVEPOINT or name in marks):
             raise SqlError(f"no such savepoint: {mark.name}", sql=statement.sql)
         if mark.kind == control.RELEASE and name not in marks[1:]:
             return await self._control(control.COMMIT)
@@ -437,7 +443,7 @@ class LibsqlSession:
         assert self._open is not None
         temporary = self._temporary.asked if statements else ""
         first = first_temporary(one.sql for one in statements) if temporary else None
-        step = replace(self._open, statements=statements, temporary=temporary)
+        step = replace(self._open.request, statements=statements, temporary=temporary)
         try:
             answer = await self._node.transactions.handle(self._owner, op, step)
             if temporary:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "libsql"
 NPM = ("npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
-PROGRAMS = ("client.mjs", "dropin.cjs", "orm.mjs", "kysely.mjs")
+PROGRAMS = ("client.mjs", "dropin.cjs", "callbacks.cjs", "orm.mjs", "kysely.mjs")
 PROGRAM_S, INSTALL_S = 120, 10 * 60
 
 

@@ -511,13 +511,14 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("npm") is None:
         pytest.skip("no npm here: the JavaScript clients are not tried")
     place = javascript.install(javascript.FOLDER, tmp_path_factory.mktemp("libsql") / "js")
-    shutil.copy(javascript.FOLDER.parents[1] / "examples" / "libsql.cjs", place)
+    for example in ("libsql.cjs", "sqlite3.cjs"):
+        shutil.copy(javascript.FOLDER.parents[1] / "examples" / example, place)
     return place
 
 
 @pytest.mark.parametrize("program", javascript.PROGRAMS)
 def test_javascript_clients_work(node: Asker, modules: Path, program: str) -> None:
-    """The programs use ``@libsql/client``, Drizzle and Kysely on top of it, and ``libsql`` as ``better-sqlite3``."""
+    """The programs use ``@libsql/client``, Drizzle, Kysely, and our drop-ins for ``better-sqlite3`` and ``sqlite3``."""
     assert javascript.run(modules, program, f"http://127.0.0.1:{node.port}") == (0, "done\n")
 
 

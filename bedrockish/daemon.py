@@ -37,14 +37,14 @@ from bedrockish.node.cluster.donor import Donor
 from bedrockish.node.cluster.identity import find_cluster, info_for_clients, only_asks
 from bedrockish.node.cluster.membership import addresses
 from bedrockish.node.cluster.unfinished_join import check_joined, end_join
-from bedrockish.node.departure import Departure, drain, say_last
+from bedrockish.node.departure import Departure, drain, send_last_message
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.published import close_socket, open_socket
 from bedrockish.node.repair.healer import Healer, RestartError, note_damage
 from bedrockish.node.repair.index_scrubber import IndexScrubber
 from bedrockish.node.repair.scrubber import Scrubber
 from bedrockish.node.runtime import Runtime
-from bedrockish.node.waiting import wait_in_the_open
+from bedrockish.node.waiting import answer_while_waiting
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.levels import LEVEL
 from bedrockish_journal.model.membership import Member, Membership
@@ -111,7 +111,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 room = WriteCheck(config.database, shortages, limit)
                 shortages += 1
                 logger.error("the node waits, and answers with the reason: %s (%s)", room.why, _leaf(error))
-                await wait_in_the_open(config, credentials, room, load_http("waiting") if config.http else None)
+                await answer_while_waiting(config, credentials, room, load_http("waiting") if config.http else None)
                 logger.warning("%s can be written again", config.database)
                 continue
             if not is_rebuilt and _lacks_page(error) and await _give_new_indexes(config, plugins):
@@ -307,10 +307,10 @@ def _handler(runtime: Runtime, config: Config, gate: Gate, departure: Departure)
         if only_asks(link.remote):
             return
         if departure.has_answered:
-            say_last(link)
+            send_last_message(link)
             return
         why_out = partial(gate.why_out, link.stream) if gate.comes_with_token(link.stream) else None
-        await serve_client(link, runtime, donor, user=gate.caller(link.stream), why_out=why_out)
+        await serve_client(link, runtime, donor, user=gate.caller(link.stream), disconnect_reason=why_out)
 
     return on_client
 
@@ -387,11 +387,11 @@ def _repairs(
     core, engine, entry = runtime.core, runtime.engine, credentials.entry
     scrubber = Scrubber(core, engine, config, entry, plugins.prepare, runtime.stop)
     indexes = IndexScrubber(core, engine, config, plugins.prepare, runtime.stop)
-    scrubber.on_hurry = indexes.hurry
+    scrubber.on_hurry = indexes.start_now
     healer = Healer(core, engine, config, entry, scrubber, plugins.prepare, runtime.durable, runtime.stop)
     runtime.upkeep.orders |= {
         "digest": scrubber.digest,
-        "scrub": scrubber.hurry,
+        "scrub": scrubber.start_now,
         "entry": healer.entry,
         "repair": healer.repair,
         "resolve": healer.resolve,

@@ -225,8 +225,8 @@ class UnchangedStatement(NamedTuple):
 
     sql: str
     names: Sequence[str | None]
-    auto: None = None
-    named: frozenset[str] | None = None
+    with_ids: None = None
+    accessed_tables: frozenset[str] | None = None
     settings: Settings = NONE
 
 

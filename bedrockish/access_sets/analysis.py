@@ -99,11 +99,11 @@ class CompiledFacts(Protocol):
         """The name of each parameter; None for a parameter without a name."""
 
     @property
-    def auto(self) -> object:
+    def with_ids(self) -> object:
         """The INSERT, rewritten to assign ids, that may run in place of the statement; None if it stays as it is."""
 
     @property
-    def named(self) -> frozenset[str] | None:
+    def accessed_tables(self) -> frozenset[str] | None:
         """The tables that the statement names, for ``virtual_reads``; None if they are not known."""
 
     @property
@@ -120,7 +120,9 @@ def plan_of(db: apsw.Connection, schema: Schema, piece: CompiledFacts, check: Ch
     sql, count = piece.sql, len(piece.names)
     with in_force(db, piece.settings):
         try:
-            found = analyse(db, schema, sql, count, check, is_what_runs=piece.auto is None, named=piece.named)
+            found = analyse(
+                db, schema, sql, count, check, is_what_runs=piece.with_ids is None, named=piece.accessed_tables
+            )
         except TooDearError:
             found = analyse_coarsely(db, schema, sql, count)
     # No auxiliary queries: they would run without the settings, and do not account for recursive triggers.

@@ -54,7 +54,7 @@ class Batch:
         self.control = db.cursor().execute  # one cursor for all savepoints: a cursor costs more than a savepoint
         self.state = WriterState.STARTING
         self.failed = False  # whether the file or the machine failed, so that the batch is never committed
-        self.weight = 0  # about how many bytes the open batch has
+        self.size = 0  # about how many bytes the open batch has
         self.guest: Guest | None = None  # the open transactions of clients, which borrow the connection
         self._actions: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._wait: Callable[[], None] | None = None  # returns when the thread that has the connection is done
@@ -74,7 +74,7 @@ class Batch:
     @property
     def is_long(self) -> bool:
         """Whether to call ``flush`` in another thread, because it takes long or may restart the write-ahead log."""
-        return bool(self._actions) and (self.weight > LONG_BYTES or self.may_finish_log)
+        return bool(self._actions) and (self.size > LONG_BYTES or self.may_finish_log)
 
     @property
     def may_finish_log(self) -> bool:
@@ -97,7 +97,7 @@ class Batch:
         self._wait = None
 
     @property
-    def is_away(self) -> bool:
+    def is_in_thread(self) -> bool:
         """True while another thread has the connection."""
         return self._wait is not None
 
@@ -115,7 +115,7 @@ class Batch:
         Otherwise the next write would be committed without the writes before it.
         """
         if self.guest is not None:
-            self.guest.lose()
+            self.guest.note_lost_rows()
         self._hooks.discard_changes()
         try:
             self.redo()
@@ -125,7 +125,7 @@ class Batch:
     def evict_guest(self) -> None:
         """Wait until no other thread has the connection, and roll back an open transaction's rows in the batch."""
         self.wait_for_writer()
-        if self.guest is not None and self.guest.inside is not None:
+        if self.guest is not None and self.guest.swapped_in is not None:
             try:
                 self.guest.swap_out()
             except apsw.Error as error:  # rows of an open transaction may be left in the batch
@@ -199,7 +199,7 @@ class Batch:
             self.control("COMMIT")
             self.number += 1
             self._actions.clear()
-            self.weight = 0
+            self.size = 0
             self._hooks.committed()
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(self._db, self._limits.wal_frames_max)
@@ -221,7 +221,7 @@ class Batch:
         Raises:
             DamagedError: the file failed; the node must stop.
         """
-        is_idle = self.state is WriterState.OPEN and not (self._actions or self.is_away or self.failed)
+        is_idle = self.state is WriterState.OPEN and not (self._actions or self.is_in_thread or self.failed)
         if not (is_idle and self._wal.is_long):
             return True
         if not self._wal.is_nearly_copied(self._limits.wal_frames):

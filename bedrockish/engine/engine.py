@@ -262,9 +262,9 @@ class Engine:
         finally:
             self._capture.discard_changes()
             try:
-                if self._executor.stays and db.in_transaction:
+                if self._executor.needs_full_rollback and db.in_transaction:
                     db.execute("ROLLBACK")
-                self._executor.stays = False
+                self._executor.needs_full_rollback = False
                 if db.in_transaction:
                     control("ROLLBACK TO request")
                     control("RELEASE request")
@@ -289,7 +289,7 @@ class Engine:
         shared = self.locks, lambda: self._executor.known, self.access
         return Connector(self.background.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
 
-    def moment(self) -> FileState:
+    def file_state(self) -> FileState:
         """Return the state of the file after the last flush."""
         return FileState(self.wal.frames, salt_of(self.wal.descriptor), self.batch.number)
 
@@ -350,7 +350,7 @@ class Engine:
             write()
         else:
             self.builds.apply(entry, write)
-        self.batch.weight += len(entry.transaction.body)
+        self.batch.size += len(entry.transaction.body)
         self.applied[leader] = tick
         self._heads[leader] = entry.hash
 

@@ -43,7 +43,9 @@ class EntryApplier:
         self.staged = StagedStore(db)  # the unpacked changes of large transactions
         # Transactions whose changes are skipped by an operator's order, because they fit the tables of no node.
         self.void = set(system.void(db))
-        self._kept: dict[bytes, list[Change]] = {}  # encoded changes -> the changes, decoded or as they were executed
+        self._decoded: dict[
+            bytes, list[Change]
+        ] = {}  # encoded changes -> the changes, decoded or as they were executed
 
     @staticmethod
     def is_long(entry: Entry) -> bool:
@@ -68,9 +70,9 @@ class EntryApplier:
 
     def _keep(self, data: bytes, changes: list[Change]) -> None:
         if len(data) <= KEPT_BYTES:
-            self._kept[data] = changes
-            if len(self._kept) > KEPT_MAX:
-                del self._kept[next(iter(self._kept))]
+            self._decoded[data] = changes
+            if len(self._decoded) > KEPT_MAX:
+                del self._decoded[next(iter(self._decoded))]
 
     def join(self, each: Sequence[bytes]) -> tuple[bytes, tuple[int, ...]]:
         """Join the changes of transactions, in order; return the encoded list, and the number of changes of each.
@@ -78,7 +80,7 @@ class EntryApplier:
         Raises:
             EntryMalformedError: the bytes are not lists of changes.
         """
-        lists = [self._kept.pop(data) if data in self._kept else decode_changes(data) for data in each]
+        lists = [self._decoded.pop(data) if data in self._decoded else decode_changes(data) for data in each]
         changes = [change for one in lists for change in one]
         return self.encode(changes), tuple(map(len, lists))
 
@@ -170,7 +172,7 @@ class EntryApplier:
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void or len(transaction.changes) > FEW_BYTES:
             return None
-        known = self._kept.pop(transaction.changes, None) if self._kept else None
+        known = self._decoded.pop(transaction.changes, None) if self._decoded else None
         if known is not None:
             return known
         try:

@@ -26,7 +26,7 @@ class StoredVotes:
         copy = Vote(vote.txid, vote.transaction, vote.held, vote.promised, vote.accepted)
         self._batch.write(system.save_vote, self._db, copy, parts)
         if parts is None and vote.transaction is not None:
-            self._batch.weight += len(vote.transaction.body)
+            self._batch.size += len(vote.transaction.body)
 
     def drop(self, txid: Txid) -> None:
         """Delete a vote in the open batch."""
@@ -35,7 +35,7 @@ class StoredVotes:
     def save_piece(self, digest: bytes, data: bytes) -> None:
         """Save a piece of a transaction in the open batch."""
         self._batch.write(system.save_piece, self._db, digest, data)
-        self._batch.weight += len(data)
+        self._batch.size += len(data)
 
     def drop_pieces(self, digests: tuple[bytes, ...]) -> None:
         """Delete pieces in the open batch."""

@@ -59,7 +59,7 @@ class _Does:
     """A transaction in the form of one statement, for the check of rights."""
 
     sql: str
-    needs: int
+    required_role: int
     reads: frozenset[str]
     writes: frozenset[str]
 

@@ -143,7 +143,7 @@ class ReadConnection:
         found.settings = settings & {LIKE} if found.compares else NONE
         is_more = found.kind != READ or found.setting or (found.rest and self._guard.compile(found.rest).kind != EMPTY)
         piece = None if is_more or (found.settings and self._has_like()) else found
-        weight = getsizeof(sql) + (piece.weight if piece is not None else 0)
+        weight = getsizeof(sql) + (piece.memory_bytes if piece is not None else 0)
         if len(texts) >= TEXTS_MAX or self._weight + weight > TEXTS_BYTES:
             self.forget_texts()
         self._weight += weight

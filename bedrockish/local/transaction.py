@@ -284,7 +284,7 @@ class LocalTransaction:
     @property
     def is_over(self) -> bool:
         """Whether SQLite itself has rolled the transaction back because of a statement."""
-        return self._work.over
+        return self._work.ended_by_sqlite
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
         """Return the columns of a statement's result, with their declared types, without running the statement.

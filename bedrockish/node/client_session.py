@@ -43,13 +43,13 @@ NODE = "node:"  # prefix of the name of a node that has connected with its certi
 AT_ONCE_S = 0.02  # how long calls that arrived together may run in the reading task; then other links have their turn
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
 LARGE_BYTES = 1 << 20  # a longer call is refused when all memory is used
-STAY_S = 1.0  # seconds between two checks of the token of a connected client
-LEAVE_LOOKS = 100  # most checks whether the running calls of a client are answered before its link is ended
+LOGIN_CHECK_S = 1.0  # seconds between two checks whether a connected client has to be disconnected
+DISCONNECT_CHECKS = 100  # most checks whether the running calls of a client are answered before its link is ended
 WAITING_BYTES = 4 << 20  # while more bytes wait for a client, no further call of the client is begun
 
 
 class Loan:
-    """The copy of the node's file that a client fetches on its link; a link has at most one copy."""
+    """The copy of the node's file that a client fetches on its link: at most one for each link."""
 
     def __init__(self, donor: Donor) -> None:
         self.donor = donor
@@ -81,19 +81,19 @@ async def serve_client(
     *,
     user: str = "",  # the client's user; empty if the node required none when the client connected
     # Returns why the client has to be disconnected, or an empty text; None for a client that may always stay.
-    why_out: Callable[[], str] | None = None,
+    disconnect_reason: Callable[[], str] | None = None,
 ) -> None:
     """Answer one client until its link ends; its running writes go on after that. Another task must run the link."""
-    session = _Session(link, node, donor, user, why_out)
+    session = _Session(link, node, donor, user, disconnect_reason)
     try:
         async with trio.open_nursery() as nursery:
             session.begin(nursery)
             link.deliver_to(session.begin_calls)
-            if why_out is not None:
-                nursery.start_soon(session.watch_stay)
+            if disconnect_reason is not None:
+                nursery.start_soon(session.watch_login)
             closed = await link.wait_closed()
             logger.debug("client %s is gone: %s", link.remote.node, closed.reason)
-            # Otherwise the nursery would wait for a long statement, and the transaction would keep its row locks.
+            # Otherwise the nursery would wait for a long statement, whose transaction would keep its row locks.
             node.transactions.interrupt_owner(link)
             node.end_reads(link)
     finally:
@@ -103,18 +103,28 @@ async def serve_client(
 class _Session:
     """The waiting and running calls of one client."""
 
-    def __init__(self, link: Link, node: Runtime, donor: Donor, user: str, why_out: Callable[[], str] | None) -> None:
-        self._link, self._node, self._loan, self._user, self._why_out = link, node, Loan(donor), user, why_out
+    def __init__(
+        self, link: Link, node: Runtime, donor: Donor, user: str, disconnect_reason: Callable[[], str] | None
+    ) -> None:
+        self._link, self._node, self._loan, self._user, self._disconnect_reason = (
+            link,
+            node,
+            Loan(donor),
+            user,
+            disconnect_reason,
+        )
         self._in_flight_max = node.config.limits.in_flight_max
         self._memory = node.engine.memory  # counts the bytes that are kept for the link
-        # Whether the client reads the rows of large results by column.
+        # Whether the client reads the rows of large results column by column.
         self._by_column = link.remote.info.get(wire.BY_COLUMN) is True
         self._in_flight = self._kept = 0  # running calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
         # Calls whose tasks are started and have not run yet, with their sizes and their remaining steps.
         self._begun: deque[tuple[wire.Call, int, Callable[[], Awaitable[Answer]] | None]] = deque()
         self._explaining: dict[int, trio.CancelScope] = {}  # by call
-        self._until: float | None = None  # in ``_start_calls``: the time until which steps may run without a task
+        self._until: float | None = (
+            None  # while ``_start_calls`` runs: the time until which steps may run without a task
+        )
 
     def begin(self, nursery: trio.Nursery) -> None:
         """Set the nursery in which calls run."""
@@ -127,21 +137,21 @@ class _Session:
             self._hold_call(-_long(self._backlog.popleft()))
         self._node.transactions.end_owner(self._link)
 
-    async def watch_stay(self) -> None:
+    async def watch_login(self) -> None:
         """End the link, with its transactions and streams, when its client has to be disconnected.
 
         Calls that had begun are answered first, so that the client need not ask for their outcome.
         """
-        assert self._why_out is not None
+        assert self._disconnect_reason is not None
         while self._link.closed is None:
-            with trio.move_on_after(STAY_S):
+            with trio.move_on_after(LOGIN_CHECK_S):
                 await self._link.wait_closed()
-            if self._why_out():
-                for _ in range(LEAVE_LOOKS):
+            if self._disconnect_reason():
+                for _ in range(DISCONNECT_CHECKS):
                     if not self._in_flight:
                         break
-                    await trio.sleep(STAY_S / 20)
-                self._link.drop(Code.AUTHENTICATION, self._why_out())
+                    await trio.sleep(LOGIN_CHECK_S / 20)
+                self._link.drop(Code.AUTHENTICATION, self._disconnect_reason())
 
     def begin_calls(self, payloads: list[bytes]) -> None:
         """Begin the calls that were read from the link."""
@@ -178,8 +188,8 @@ class _Session:
             self._refuse(error.id, error, size)
             return
         try:
-            if self._why_out is not None:
-                if why := self._why_out():
+            if self._disconnect_reason is not None:
+                if why := self._disconnect_reason():
                     raise UnavailableError(why, reason=Code.AUTHENTICATION)  # so the client reconnects with a new token
                 check_call_by_token(call)
             access = self._node.engine.access
@@ -221,7 +231,7 @@ class _Session:
         self._nursery.start_soon(self._run_next)
 
     def _step_at_once(self, call: wire.Step, size: int) -> None:
-        """Execute a step in the reading task; if it waits for anything but the core, go on in another task."""
+        """Execute a step in the reading task; if it waits for anything but the core, continue it in another task."""
         try:
             found = self._step(call)
         except Exception as error:
@@ -241,12 +251,12 @@ class _Session:
         self._nursery.start_soon(self._send_kept, refused, 0)
 
     def _hold_call(self, size: int) -> None:
-        """Count the bytes of a call until it is answered, apart from the answers that wait for the client to read."""
+        """Count the bytes of a call until it is answered; answers that wait for the client are counted separately."""
         if size:
             self._memory.hold(id(self), size)
 
     def _done(self, number: int, asked: int, answer: Answer | BedrockishError) -> None:
-        """Answer a command; short answers leave at once, long ones when there is room for them."""
+        """Answer a command; short answers leave at once, long ones when the link has room for them."""
         if asked:
             self._hold_call(-asked)
         if self._link.closed is not None:
@@ -272,8 +282,8 @@ class _Session:
     async def _run_next(self) -> None:
         """Run the oldest call that has not begun, even if this task was started for another call.
 
-        Trio runs the tasks of one turn in any order, but the calls that begin and end a stream or a transaction may
-        arrive together. If the end ran first, it would find nothing to end.
+        Trio runs the tasks of one turn in any order. If the end of a stream or a transaction arrives together with its
+        beginning and ran first, it would find nothing to end.
         """
         call, asked, rest = self._begun.popleft()
         reply: wire.Reply

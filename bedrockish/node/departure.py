@@ -1,9 +1,9 @@
-"""Stopping in order: the node refuses new requests, answers the requests that it has taken, and then closes its links.
+"""The graceful shutdown: the node refuses new requests, answers the requests that it has taken, and closes its links.
 
 The first SIGTERM or SIGINT starts a departure. The node keeps voting and reading its links until its own requests are
 answered and durable. Statements that run in background workers are interrupted after a second, and answered as not
-executed. The node's last message to each client says that it has executed only the requests that it has answered, so
-that the client can send its other requests to another node.
+executed. The node's last message to each client says that the requests without an answer were not executed, so that the
+client can send these to another node.
 """
 
 import logging
@@ -24,7 +24,7 @@ DRAIN_S = 5.0  # how long requests under way may take
 LONG_S = 1.0  # how long requests in background workers may take; another node can execute them again
 FLUSH_S = 1.0  # how long links and HTTP may take to send the last answers
 POLL_S = 0.01
-LOOKS = 2  # number of successive checks that have to find a condition false
+CHECKS = 2  # successive checks that have to find a condition false
 
 
 class Departure:
@@ -46,8 +46,8 @@ class Departure:
         self.scope.cancel()
 
 
-def say_last(link: Link) -> None:
-    """Stop reading from a client, and tell it that the node has executed no request that it has not answered."""
+def send_last_message(link: Link) -> None:
+    """Stop reading from a client, and tell it that its requests without an answer were not executed."""
     text = "the node is stopping; it has not executed this request"
     link.pause()
     try:
@@ -57,7 +57,7 @@ def say_last(link: Link) -> None:
 
 
 async def drain(runtime: Runtime, departure: Departure) -> None:
-    """Refuse new requests; wait until the requests under way are answered, but only for some seconds."""
+    """Refuse new requests, and wait for ``DRAIN_S`` at most until the requests under way are answered."""
     runtime.refuse_new()
     await _poll(lambda: runtime.is_busy(time.monotonic()), LONG_S)
     runtime.give_up(runtime.workers.requests)
@@ -72,18 +72,18 @@ async def drain(runtime: Runtime, departure: Departure) -> None:
         if unanswered:
             link.pause()
         else:
-            say_last(link)
+            send_last_message(link)
     await _poll(lambda: bool(runtime.http_calls or (mesh is not None and mesh.waiting_bytes())), FLUSH_S)
 
 
 async def _poll(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait until a condition was found false twice in a row, at most for ``seconds``.
+    """Wait until a condition was found false ``CHECKS`` times in a row, at most for ``seconds``.
 
     After a stall of the loop, messages that are still unread may make the condition true again. The loop reads them
     between the two checks.
     """
     idle = 0
     with trio.move_on_after(seconds):
-        while idle < LOOKS:  # polled, because nothing signals the changes of its many parts, and a stop is rare
+        while idle < CHECKS:  # polled, because the many parts of the condition signal no changes, and a stop is rare
             idle = 0 if holds() else idle + 1
             await trio.sleep(POLL_S)

@@ -45,7 +45,7 @@ LONG_CHANGE_S = 0.2
 # machines may be slower.
 BUILD_S, BUILD_FACTOR = 2.0, 20
 TRIAL_FACTOR = 2  # building an FTS5 index takes twice as long as its trial, which merges no segments
-SHORT = 50  # the most statements of a request that may share a transaction with others
+SHARING_MAX = 50  # a request with more statements does not share a transaction with others
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 
 
@@ -57,7 +57,7 @@ class ServingExecutions(Protocol):
     config: Config
     workers: WorkerPool
     plugins: Plugins
-    known: Incarnations
+    incarnations: Incarnations
     counts: Counter[str]
     faults: Faults
     waiters: Waiters
@@ -149,7 +149,7 @@ class Executions:
         request, waiter = event.request, self._node.waiters.open.get(event.request_id)
         if waiter is not None and waiter.shares:
             return True
-        if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHORT:
+        if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHARING_MAX:
             return False
         if request.read_only or request.change is not None or is_bulky(request):
             return False
@@ -159,7 +159,7 @@ class Executions:
         return self._node.workers.expects(*request.texts)
 
     def _others(self, first: Waiter, group: tuple[int, ...]) -> list[Waiter]:
-        """Return the requests of a group before the first request that has to be executed on its own."""
+        """Return the requests of a group up to the first one that needs a transaction of its own."""
         node = self._node
         found: list[Waiter] = []
         for number in group:
@@ -174,9 +174,9 @@ class Executions:
         return found
 
     def _prepare(self, request_id: int, waiter: Waiter, clock: int, others: list[Waiter]) -> Prepared | None:
-        """Execute a request, and ``others`` with it if it is short; return the result, None if a worker delivers it."""
+        """Execute a request, and ``others`` with it if it is short; return the result, or None if a worker runs it."""
         node, request = self._node, waiter.request
-        if waiter.is_left:
+        if waiter.is_abandoned:
             raise cancelled(f"command {request.command}")
         if waiter.prepare is not None:
             prepared = _checked(request, waiter.prepare())
@@ -186,7 +186,7 @@ class Executions:
             return merge((request, prepared), each, partial(moved_up, node.core.state), node.engine.entries.join)
         if request.change is not None:
             check_change(node.engine.access, request.change, request.user)
-            return prepare_change(node.core, node.engine, request.change, node.known.stores, node.clock())
+            return prepare_change(node.core, node.engine, request.change, node.incarnations.stores, node.clock())
         if not (self._takes_long(request) or node.engine.is_slow_to_roll_back or is_bulky(request)):
             budget_s = node.config.limits.loop_ms_max / 1000
             try:
@@ -221,10 +221,10 @@ class Executions:
         return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 
     async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
-        """Return the reads and writes of a text. A worker runs the text to find them, because it may run for ever.
+        """Return the reads and writes of a text's statements, which a worker runs to find them.
 
-        With ``columns``, return the result columns instead, found in the loop and without a run of the text, unless
-        this text took long before.
+        With ``columns``, return the columns of the first statement's result instead; these are found in the loop,
+        without running the text, unless the text has taken long before.
         """
         node, sql = self._node, statement.sql
         if columns and not node.workers.expects(sql):
@@ -279,13 +279,13 @@ def again(engine: Engine, entry: Entry, request: Request, request_id: int) -> An
     if entry.txid in engine.entries.void:
         raise VoidedError(
             f"command {command} became {entry.leader}{entry.tick}, which no node could apply, and which was "
-            "applied without its changes by an operator's order: it did not happen; send it under a new id"
+            "applied without its changes by an operator's order; it did not happen: send it under a new id"
         )
-    standing = engine.versions.standing(entry.txid) if transaction.kind == SCHEMA else None
-    if standing is not None and standing.state == FAILED:
-        raise schema_failed(standing.failure)
+    change = engine.versions.standing(entry.txid) if transaction.kind == SCHEMA else None
+    if change is not None and change.state == FAILED:
+        raise schema_failed(change.failure)
     vector = merge_vectors(entry.after, {entry.leader: entry.tick}, token.vector)
     clock = max(entry.txid.clock, transaction.activates, token.clock)
     answer = Answer(transaction.result_of(command), Token(vector, clock), entry.place)
-    is_scheduled = standing is not None and standing.state == SCHEDULED
+    is_scheduled = change is not None and change.state == SCHEDULED
     return on.Decided(request_id, entry.txid, answer) if is_scheduled else answer

@@ -1,4 +1,4 @@
-"""Bounds a node's memory for clients: ends the links of clients that do not read, and frees unused memory."""
+"""Bounds a node's memory for clients: ends the links of clients that do not read, and frees memory of an idle node."""
 
 import ctypes
 import gc
@@ -16,12 +16,12 @@ from bedrockish.node.transactions.manager import Transactions
 logger = logging.getLogger(__name__)
 
 MEMORY_S = 0.25  # seconds between two checks of the bytes that transactions and links hold
-WAITING_BYTES_MIN = 1 << 20  # a client with fewer bytes waiting does not count as one that does not read
+WAITING_BYTES_MIN = 1 << 20  # only a client for which this many bytes wait can count as one that does not read
 STUCK_S = 5.0  # a client that has read nothing for this long loses its link when half of the memory is used
 STUCK_S_MIN = 1.0  # in place of ``STUCK_S`` if all memory is used: for HTTP clients, and the client with most memory
 IDLE_S = 15.0  # a node that has been idle for this long frees memory
-# How often an idle node frees memory: some of it, such as the conflict window, becomes free a minute or two later.
-IDLE_LOOKS = 10
+# How often an idle node frees memory: some of it, such as the conflict window, can be freed only a minute or two later.
+SHRINKS_MAX = 10
 
 
 class Caller(Protocol):
@@ -41,8 +41,8 @@ async def watch_memory(
     """Keep the memory used for clients within bounds, until cancelled.
 
     Add up the bytes that transactions and links hold, and end the links of clients that do not read their answers or do
-    not finish a message. The more memory is taken, the sooner a link is ended. When all memory is taken, clients that
-    have read nothing for a second lose their links before slow readers do.
+    not finish a message. The more memory is used, the sooner a link is ended. When all memory is used, clients that
+    have read nothing for a second lose their links first, and then the one for which most bytes wait.
     """
     memory, patience_s = engine.memory, limits.idle_stream_ms / 1000
     while True:
@@ -70,13 +70,13 @@ async def shrink_when_idle(engine: Engine, latency: Histogram) -> None:
     Args:
         latency: the times of the node's answers.
     """
-    before, looks = (0, 0.0), 0
+    before, shrinks = (0, 0.0), 0
     while True:
         await trio.sleep(IDLE_S)
         now = engine.applied_clock, latency.total
-        looks = looks + 1 if now == before else 0
+        shrinks = shrinks + 1 if now == before else 0
         before = now
-        if 0 < looks <= IDLE_LOOKS and not engine.batch.is_away:
+        if 0 < shrinks <= SHRINKS_MAX and not engine.batch.is_in_thread:
             engine.pages.shrink()
             gc.collect()
             _trim()

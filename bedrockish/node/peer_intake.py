@@ -35,7 +35,7 @@ class Loop(Protocol):
     def post(self, event: Event) -> None:
         """Queue an event for the next turn."""
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Begin the next turn as soon as possible."""
 
 
@@ -47,18 +47,18 @@ class PeerIntake:
     ) -> None:
         self._core, self._engine, self._known, self._plugins = core, engine, known, plugins
         self._output, self._loop, self._began = output, loop, time.monotonic()
-        # Members whose address leads to a program that refuses this node or is not the member: node -> reason.
-        self.wrong_ends: dict[str, str] = {}
-        self._strange_to = set[str]()  # members that do not know this node
-        self._why_out = ""
+        # The members at whose address a program answers that refuses this node or is not the member: node -> reason.
+        self.address_faults: dict[str, str] = {}
+        self._unknown_to = set[str]()  # the members that do not know this node
+        self._removal = ""
 
     def on_net(self, event: net.MeshEvent) -> None:
         """Handle an event of the mesh."""
         match event:
             case net.PeerUp(node):
                 logger.info("link to %s is up", node)
-                self.wrong_ends.pop(node, None)
-                self._strange_to.discard(node)
+                self.address_faults.pop(node, None)
+                self._unknown_to.discard(node)
                 self._judge_membership()
                 self._loop.post(PeerUp(node))
             case net.PeerDown(node, reason):
@@ -67,11 +67,11 @@ class PeerIntake:
             case net.TurnedAway(node, code, reason, info):
                 why = reason.removeprefix("the other end refused: ")
                 text = IT_WAITS if code == WAITING else "the program at its address refuses the connection: "
-                self.wrong_ends[node] = text + why
+                self.address_faults[node] = text + why
                 if code in (AMNESIA, OLDER_FILE) and self._core.state.roster.joining is None:
                     self._accused(node, code, reason, info)
                 if code == Code.UNKNOWN_MEMBER:
-                    self._strange_to.add(node)
+                    self._unknown_to.add(node)
                     self._judge_membership()
             case net.Received(node, payloads):
                 for payload in payloads:
@@ -93,22 +93,22 @@ class PeerIntake:
     def _judge_membership(self) -> None:
         """Stop serving while most of the other voters do not know this node: it was removed while it was down.
 
-        The node cannot read of its removal in the journal, because no member sends it the journal any more.
+        The node does not get the entry of its removal, because no member sends it entries any more.
         """
         state = self._core.state
         others = {node for node in state.roster.voters if node != state.me}
-        is_out = state.roster.joining is None and 2 * len(self._strange_to & others) > len(others)
+        is_out = state.roster.joining is None and 2 * len(self._unknown_to & others) > len(others)
         if is_out and not state.stuck:
-            strange_to = ", ".join(sorted(self._strange_to))
-            self._why_out = (
+            strange_to = ", ".join(sorted(self._unknown_to))
+            self._removal = (
                 f"node {state.me} is no longer a member of the cluster, according to {strange_to}; "
                 "stop this node, and connect to them"
             )
-            logger.error("%s", self._why_out)
-            state.give_up_fetching(self._why_out)
-        elif not is_out and state.stuck and state.stuck == self._why_out:
+            logger.error("%s", self._removal)
+            state.give_up_fetching(self._removal)
+        elif not is_out and state.stuck and state.stuck == self._removal:
             state.stuck = ""
-        self._loop.ring()
+        self._loop.wake()
 
     def reject(self, peer: str, reason: str) -> None:
         """End the link on which a peer sent an unreadable message; the messages before it are still handled."""
@@ -117,27 +117,27 @@ class PeerIntake:
             self._output.mesh.reject(peer, reason)
 
     def _accused(self, node: str, code: str, reason: str, info: Mapping[str, Any]) -> None:
-        """Post ``Accused`` if a peer of this cluster says that our file lost writes, and this can be true."""
+        """Post ``Accused`` if a peer of this cluster reports that our file has lost writes, and this can be true."""
         ours = self._output.info
         is_foreign = ours[ID] and info.get(ID) != ours[ID]
         why_not = "it is not of this cluster" if is_foreign else disbelieve(info, ours, self._engine.batch.number)
         if why_not:
-            logger.error("%s refuses this node, which is ignored because %s: %s", node, why_not, reason)
+            logger.error("node %s refuses this node; the refusal is ignored because %s: %s", node, why_not, reason)
             return
-        logger.error("%s refuses this node: %s", node, reason)
+        logger.error("node %s refuses this node: %s", node, reason)
         self._loop.post(Accused(node, reason, for_good=code == OLDER_FILE))
 
     def judge(self, hello: Hello) -> None:
         """Refuse a peer of another cluster, or a peer that has lost its promises; see ``membership.judge``."""
         judge(self._core, self._known, hello)
         self._plugins.learn(hello.node, hello.info.get("plugins"))
-        self._loop.ring()  # the next turn saves the facts that were learnt about the peer's file
+        self._loop.wake()  # the next turn saves the facts that were learnt about the peer's file
 
     def on_stranger(self, hello: Hello) -> None:
-        """Stop serving if another cluster has this node as a member, and our file is new: the member's file is missing.
+        """Stop serving if another cluster has this node as a member and our file is new: the right file is missing.
 
-        A node without a file and without peers in its configuration founds a cluster. Clients of the other cluster
-        would write there.
+        A node without a file and without peers in its configuration founds a cluster of its own. Clients of the other
+        cluster would then write to that one.
         """
         state, theirs = self._core.state, hello.info.get(ID)
         ours = state.roster.membership
@@ -152,7 +152,7 @@ class PeerIntake:
         if not is_first and state.timelines.applied:
             return
         # The loop must not wait for the thread that has the writer: the peer dials again.
-        if self._engine.batch.is_away or self._engine.get_meta("began_with").get("began_with"):
+        if self._engine.batch.is_in_thread or self._engine.get_meta("began_with").get("began_with"):
             return  # a cluster that was founded with tables has the right file, such as a restored one
         why = (
             f"{hello.node} has node {state.me} as a member of another cluster, and the file of this one is new: stop "
@@ -162,12 +162,12 @@ class PeerIntake:
         )
         logger.error("%s", why)
         state.give_up_fetching(why)
-        self._loop.ring()
+        self._loop.wake()
 
     def recognise(self, hello: Hello) -> None:
         """Check the identity of a peer that answers at its address; see ``membership.recognise``."""
         try:
             recognise(self._core, hello)
         except RefusedError as error:
-            self.wrong_ends[hello.node] = error.message
+            self.address_faults[hello.node] = error.message
             raise

@@ -46,8 +46,9 @@ class PeerOutput:
         self._told_reserved = False  # whether our last gossip had a reservation
 
     def send(self, peer: str, message: Message, early: do.Early | None = None) -> None:
-        """Send a message when the open batch is durable; already in this turn if the message promises nothing, or if
-        the clock and the commits that ``early`` names are durable.
+        """Send a message when the open batch is durable.
+
+        It leaves in this turn already if it promises nothing, or if the facts that ``early`` names are durable.
         """
         if logger.isEnabledFor(logging.DEBUG):
             self.log(do.Send(peer, message))
@@ -61,21 +62,21 @@ class PeerOutput:
         if early is not None and early.is_durable(engine.durable_ceiling, engine.durable.get(self._core.state.me, 0)):
             self._early.setdefault(peer, []).append(self._encoded[1])
             return
-        if message.__class__ is not Gossip or self._is_news(message):
-            self._gate.kept.hurries = True
+        if message.__class__ is not Gossip or self._is_urgent(message):
+            self._gate.kept.is_urgent = True
         self._gate.kept.messages.setdefault(peer, []).append(self._encoded[1])
 
     def send_early(self) -> None:
-        """Send the early messages of a turn: together, because each sending has a cost, also at the peer."""
+        """Send the early messages of a turn, all at once to each peer: each system call costs time, here and there."""
         if self._early:
             early, self._early = self._early, {}
             if self.mesh is not None:
                 for peer, payloads in early.items():
                     self.mesh.send_many(peer, payloads)
 
-    def _is_news(self, gossip: Gossip) -> bool:
-        """Return whether peers wait for a gossip: because it keeps or ends a reservation, or because a scheduled schema
-        change depends on its closed time.
+    def _is_urgent(self, gossip: Gossip) -> bool:
+        """Return whether peers wait for a gossip: it has or ends a reservation, or a scheduled schema change needs its
+        closed time.
         """
         was_reserved, self._told_reserved = self._told_reserved, gossip.reserved is not None
         return was_reserved or self._told_reserved or self._core.state.schema.scheduled is not None

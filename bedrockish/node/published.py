@@ -1,4 +1,4 @@
-"""A node's interface for programs of its machine: the page next to its file, and the socket."""
+"""A node's interface for programs of its machine: the shared page next to its file, and the local socket."""
 
 import errno
 import logging
@@ -78,13 +78,13 @@ class Publisher:
             return
         with suppress(OSError):  # the next heartbeat tries again
             listen(local_socket.listen(path, SOCKET_MODE))
-            logger.warning("%s was removed, and is there again", path)
+            logger.warning("the socket %s was removed, and is made again", path)
 
     def _keep_lock(self) -> None:
         """Make the lock's file again if it was removed: another process could otherwise begin with the same file."""
         with suppress(OSError):  # the next heartbeat tries again
             if self._engine.keep_lock():
-                logger.warning("the lock of %s was removed, and is there again", self._engine.publication.path)
+                logger.warning("the lock of %s was removed, and is made again", self._engine.publication.path)
 
     def _restore(self, page: Page) -> None:
         """Write the page again if its file was removed or replaced, such as by a cleaning of the directory."""

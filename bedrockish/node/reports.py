@@ -35,7 +35,7 @@ class NodeParts(Protocol):
     workers: WorkerPool
     upkeep: Upkeep
     transactions: Transactions
-    known: Incarnations
+    incarnations: Incarnations
     peers: PeerIntake
     faults: Faults
     gate: DurabilityGate
@@ -63,7 +63,7 @@ class Reports:
     def status(self) -> dict[str, Any]:
         """Return the node's status."""
         node, mesh, credentials = self._node, self._node.output.mesh, self._credentials
-        counts, refused = node.counts + node.workers.counts, {**node.known.refused, **node.peers.wrong_ends}
+        counts, refused = node.counts + node.workers.counts, {**node.incarnations.refused, **node.peers.address_faults}
         told = describe_node(node.core, node.engine, node.config, counts, mesh, refused, node.clock(), self._started)
         told |= {"plugins": node.plugins.describe(), "workers": node.workers.describe(), **node.upkeep.status()}
         told |= {"open_transactions": len(node.transactions), "open_streams": len(node.transactions.streams)}

@@ -1,10 +1,10 @@
 """A node's event loop: passes events to the core, performs the core's effects, and delays output until the writes
 before it are durable.
 
-Each turn of the loop takes the events that have arrived, lets the core step, performs the core's effects in one open
-SQLite transaction, and keeps the resulting messages and answers. When no sync is running, the loop commits and syncs
-the transaction; then the kept output leaves. A sync runs in a thread, so that all events that arrive during it share
-the next sync. Where the disk is quick and nothing else waits, the sync runs in the loop, because switching to a thread
+Each turn of the loop passes the events that have arrived to the core, performs the core's effects in one open SQLite
+transaction, and keeps the resulting messages and answers. When no sync is running, the loop commits and syncs the
+transaction; then the kept output leaves. A sync runs in a thread, so that all events that arrive during it share the
+next sync. Where the disk is quick and no other request waits, the sync runs in the loop, because switching to a thread
 and back would take longer.
 
 ``act`` takes a turn in the task that reads the links, without waking the loop's own task. The loop's task handles long
@@ -36,7 +36,7 @@ from bedrockish.node.admin.retention import Upkeep, start_core
 from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.incarnations import PREFIX, Incarnations
-from bedrockish.node.cluster.membership import asks_the_living, hear_the_living, keep_level
+from bedrockish.node.cluster.membership import depends_on_alive, keep_level, wait_for_alive
 from bedrockish.node.executions import Executions
 from bedrockish.node.memory_watch import Caller, shrink_when_idle, watch_memory
 from bedrockish.node.own_values import OwnValues
@@ -94,8 +94,8 @@ class Runtime:
         self.core = start_core(
             engine, config, random.random, self._clocks.now(), lambda transaction: self._compare_rows(transaction)
         )
-        self._values = OwnValues(engine, self._loop.ring)
-        self.known = Incarnations(engine.get_meta(PREFIX), self._values.keep)
+        self._own_values = OwnValues(engine, self._loop.wake)
+        self.incarnations = Incarnations(engine.get_meta(PREFIX), self._own_values.keep)
         limits = config.limits
         self.boundary = Boundary(engine, self.durable)
         places = limits.workers_max
@@ -113,25 +113,26 @@ class Runtime:
         )
         self.gate = DurabilityGate(self, engine, self.boundary)
         self.output = PeerOutput(self.core, engine, self.gate, self.plugins)
-        self.peers = PeerIntake(self.core, engine, self.known, self.plugins, self.output, self)
+        self.peers = PeerIntake(self.core, engine, self.incarnations, self.plugins, self.output, self)
         self.callers: set[Caller] = set()  # the connections of HTTP clients
         self.publisher = Publisher(engine, self.core.state, limits.changes_bytes_max)
         self._inbox: deque[on.Event] = deque()
-        self._asked: FairQueue[on.Submitted] = FairQueue()  # clients' requests before their turn, except short writes
-        # Clients' short writes before their turn; several of them can share a transaction.
+        # Clients' requests that wait for the core, except short writes.
+        self._queued: FairQueue[on.Submitted] = FairQueue()
+        # Clients' short writes that wait for the core; several of them can share a transaction.
         self._writes: FairQueue[on.Submitted] = FairQueue()
         self._requests = 0
         self._direct = DirectReads(self, self._start)
         self._strict = StrictReads(self, self._direct)
-        self._reads = ReadsBeside(self, self._asked)
-        self._loop.away = self._reads.retry_waiting
+        self._reads = ReadsBeside(self, self._queued)
+        self._loop.before_thread = self._reads.retry_waiting
         self.reports = Reports(self, credentials)
         latency, statements = self.reports.latency, self.reports.statements
         self.waiters = Waiters(engine.memory, latency, statements, self.faults, self._comparison.unpack)
         self._checkpoints = Checkpoints(engine, self.faults)
         self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.command_groups.size)
         self._failed = False  # whether the loop has failed: in the middle of a step, or by damage
-        self.is_leaving, self.http_calls = False, 0  # whether new requests are refused; how many HTTP requests run
+        self.is_leaving, self.http_calls = False, 0  # whether the node stops; how many HTTP requests run
         self._executions = Executions(self, self._groups)
         self._nursery: trio.Nursery | None = None
 
@@ -141,12 +142,12 @@ class Runtime:
 
     # -- the interface for sessions ----------------------------------------------------------------------------------
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Begin the next turn as soon as possible."""
-        self._loop.ring()
+        self._loop.wake()
 
     def gather(self) -> None:
-        """Prepare to read links: their input is acted on together; see ``TurnLoop.gather``."""
+        """Delay turns until ``act``: the input of all links is read first; see ``TurnLoop.gather``."""
         self._loop.gather()
         self._direct.begin_turn()
 
@@ -155,10 +156,10 @@ class Runtime:
         self._loop.read = read
 
     def read_by(self, loop: ReadLoop) -> None:
-        """Handle the input of a read loop of links, which also reports the ends of syncs. Call this before ``run``."""
+        """Have a read loop read the links, take turns, and report the ends of syncs. Call this before ``run``."""
         loop.before, loop.after = self.gather, self.act
         self.read_links(loop.read_now)
-        self.gate.fsync.tell_by(loop)
+        self.gate.fsync.report_to(loop)
 
     def begin(
         self,
@@ -175,10 +176,11 @@ class Runtime:
 
         Args:
             prepare: executes the command in place of the engine.
-            once: whether ``prepare`` returns the same each time, so that the command cannot be executed again.
+            once: whether ``prepare`` returns the same result each time: the command cannot be executed on newer data.
             shares: whether the result of ``prepare`` may be merged with the transactions of other commands.
             base: the durable state that ``prepare`` has read, if the command is a strict read.
-            owner: the request's owner; the queue serves owners in turn. By default, it has no other request.
+            owner: the link or other object that the request belongs to; the queue serves owners in turn. None: an owner
+                without other requests.
         """
         try:
             self.engine.memory.check()
@@ -186,21 +188,21 @@ class Runtime:
                 raise leaving()
         except (MemoryFullError, UnavailableError) as error:  # answered in the next turn, not inside this call
             self.gate.kept.replies.append(Waiter(0, request, done, answer=error))
-            self._loop.ring()
+            self._loop.wake()
             return
-        if request.change is not None and asks_the_living(request.change):
+        if request.change is not None and depends_on_alive(request.change):
             self._start(self._begin_when_heard, request, done, owner)
             return
-        # A read does not overtake queued requests of its owner.
-        if prepare is None and not once and not self._asked.has(owner) and self._answer_directly(request, done, owner):
+        # A read must not be answered before earlier requests of its owner.
+        if prepare is None and not once and not self._queued.has(owner) and self._answer_directly(request, done, owner):
             return
         if base is not None and prepare is not None and self._strict.take_executed(request, done, prepare, base):
-            self._loop.ring()
+            self._loop.wake()
             return
         self._enqueue(request, done, prepare, once=once, shares=shares, owner=owner)
 
     async def _begin_when_heard(self, request: Request, done: Done, owner: object) -> None:
-        await hear_the_living(self.core, self.clock)
+        await wait_for_alive(self.core, self.clock)
         self._enqueue(request, done, None, once=False, owner=owner)
 
     def _enqueue(
@@ -217,10 +219,10 @@ class Runtime:
         request = as_part_of_trace(request)
         self.waiters.open[self._requests] = Waiter(self._requests, request, done, prepare, shares=shares, owner=owner)
         asked = on.Submitted(self._requests, request, once)
-        queue = self._writes if self._executions.is_short_write(asked) else self._asked
+        queue = self._writes if self._executions.is_short_write(asked) else self._queued
         queue.put(self._requests if owner is None else owner, asked)
-        self._loop.ring()
-        if self.engine.batch.is_away:
+        self._loop.wake()
+        if self.engine.batch.is_in_thread:
             self._reads.try_arrived()
 
     def _answer_directly(self, request: Request, done: Done, owner: object) -> bool:
@@ -229,10 +231,10 @@ class Runtime:
         Return False if the core has to answer the request.
         """
         if request.read == STRICT:
-            taken = self._strict.take(request, done, owner)
-            if taken:
-                self._loop.ring()
-            return taken
+            is_queued = self._strict.take(request, done, owner)
+            if is_queued:
+                self._loop.wake()
+            return is_queued
         began = time.monotonic()
         answer = self._direct.read(request)
         if answer is None:
@@ -256,7 +258,7 @@ class Runtime:
         shares: bool = False,
         base: Vector | None = None,
     ) -> Submission:
-        """Return an object to await: it calls ``begin`` with these arguments, and returns the answer of the command."""
+        """Return an awaitable that calls ``begin`` with these arguments, and returns the answer of the command."""
         begin = partial(self.begin, request, prepare=prepare, once=once, shares=shares, base=base)
         return Submission(begin, partial(self._answer, request, begin))
 
@@ -268,11 +270,11 @@ class Runtime:
             over.set()
 
         begin(done)
-        if not found:  # an answered read needs no checkpoint of trio: its caller is going to wait for its link
+        if not found:  # after a read that was answered at once, the caller itself has a checkpoint of trio soon
             try:
                 await over.wait()
             except trio.Cancelled:
-                if only_reads(request):  # a write goes on: its client may ask for its outcome later, by its id
+                if only_reads(request):  # a write goes on: its client may later ask for its outcome by its id
                     self.workers.stop_read(request.command)
                 raise
         if isinstance(found[0], BedrockishError):
@@ -288,8 +290,7 @@ class Runtime:
     def cancel(self, owner: object, command: object) -> None:
         """Stop a command, or the running statement of an open transaction, whose caller no longer waits.
 
-        A transaction goes on if voters may have it. A command goes on if another call of the same link has sent it,
-        too.
+        A command goes on if its transaction may be at voters already, or if another call of the same link has sent it.
         """
         found = [
             (number, waiter)
@@ -301,7 +302,7 @@ class Runtime:
         self.transactions.cancel(owner, command)
 
     def _stop(self, number: int, waiter: Waiter) -> None:
-        waiter.is_left = True  # a request that has not begun, or has lost, is not executed
+        waiter.is_abandoned = True  # the request is not executed, or not again after a conflict
         self.workers.stop_request(number)
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
@@ -310,15 +311,15 @@ class Runtime:
             raise UnavailableError(self.core.state.trouble)
         await self.boundary.wait_for_writer()
         explained = self._executions.explain(statement, user, columns=columns)
-        told = await self.faults.stopping("explaining a statement", explained)
+        found = await self.faults.stopping("explaining a statement", explained)
         await self.durable()
-        return told
+        return found
 
     async def durable(self) -> None:
         """Wait until every write so far is durable."""
         mark = trio.Event()
         self.gate.kept.marks.append(mark)
-        self._loop.ring()
+        self._loop.wake()
         await mark.wait()
 
     def status(self) -> dict[str, Any]:
@@ -326,14 +327,14 @@ class Runtime:
         return self.reports.status()
 
     def _compare_rows(self, transaction: Transaction) -> str | None:
-        """Return the difference of a transaction's old rows from ours; empty if equal, None if a thread compares."""
+        """Return how a transaction's old rows differ from ours: empty if equal, None while a thread compares them."""
         compare = (
             self.engine.entries.why_rows_differ if len(transaction.changes) <= LONG_BYTES else self._comparison.compare
         )
         return compare(transaction)
 
     def _ran_in_worker(self, request_id: int, found: Prepared | on.Overtaken | BedrockishError | None) -> None:
-        """Continue a request that ran in a worker; None: its command has happened, and the journal has the answer."""
+        """Pass on the outcome of a worker; None: the command has happened already, and the journal has the answer."""
         if isinstance(found, Prepared):
             self.waiters.count_prepared(request_id, found)
             self.post(on.Executed(request_id, found))
@@ -357,7 +358,7 @@ class Runtime:
     def post(self, event: on.Event) -> None:
         """Queue an event for the next turn."""
         self._inbox.append(event)
-        self._loop.ring()
+        self._loop.wake()
 
     async def run(self) -> None:
         """Run the loop and the background tasks until cancelled.
@@ -368,7 +369,7 @@ class Runtime:
         try:
             await self._step_until_cancelled()
         except BaseException as error:
-            # A cancellation comes between two turns: the last turn is complete, unless another task has failed as well.
+            # After a cancellation the last turn is complete, unless another task has failed as well.
             self._failed = self._loop.failure is not None or not is_cancellation(error)
             raise
 
@@ -378,7 +379,7 @@ class Runtime:
             await trio.to_thread.run_sync(self.engine.sync)  # writes of a killed process may not be durable yet
             self.gate.count_all_durable()
             for action in self._perform(self.core.start(self._clocks.now())):
-                await self._loop.elsewhere(action)
+                await self._loop.run_in_thread(action)
             nursery.start_soon(self._loop.watch_time)  # wakes the loop when the core has work at a certain time
             memory = self.engine, self.config.limits, self.transactions, self.output, self.callers
             idle = self.engine, self.reports.latency
@@ -401,18 +402,18 @@ class Runtime:
             nursery.start_soon(self._take_turns)
 
     async def _take_turns(self) -> None:
-        """Take turns until the node ends. The loop has its own task, so that waking it resumes no chain of callers."""
+        """Take turns until the node ends, in a task of its own, so that waking it resumes no chain of callers."""
         with self.gate.fsync:
             await self._loop.run()
 
     def _has_work(self) -> bool:
-        if self._inbox or self._asked.count or (self._writes.count and self._has_writes) or self._strict.is_due:
+        if self._inbox or self._queued.count or (self._writes.count and self._has_writes) or self._strict.is_due:
             return True
         return self.gate.has_work
 
     def _expects_company(self) -> bool:
-        """Return whether further writes are likely to arrive that can share the next write's transaction."""
-        is_likely = self._writes.count and (self._groups.together > 1 or len(self.waiters.open) > 1)
+        """Return whether more writes are likely to arrive soon that can share a transaction with the waiting ones."""
+        is_likely = self._writes.count and (self._groups.answered_together > 1 or len(self.waiters.open) > 1)
         return bool(is_likely) and self._has_writes
 
     def _cycle(self) -> Turn:
@@ -423,18 +424,20 @@ class Runtime:
 
     @property
     def _has_writes(self) -> bool:
-        """Whether to execute the waiting short writes now. While a sync runs, the answer of a write would have to wait
-        for the next sync anyway. So writes are executed when the sync has ended, because they can share a transaction.
+        """Whether to execute the waiting short writes now.
+
+        Not while a sync runs: their answers would wait for the next sync anyway, and until then more writes arrive that
+        can share a transaction.
         """
         return not self.gate.is_syncing and self._groups.is_due(self._writes.count)
 
     def _next_event(self, number: int) -> on.Event | None:
-        """Return the next event: in turn from the inbox, from clients' requests, and from their short writes."""
+        """Return the next event, in rotation: from the inbox, from clients' requests, and from their short writes."""
         for place in range(number, number + 3):
             if place % 3 == 0 and self._inbox:
                 return self._inbox.popleft()
-            if place % 3 == 1 and self._asked.count:
-                return self._asked.take()
+            if place % 3 == 1 and self._queued.count:
+                return self._queued.take()
             if place % 3 == 2 and self._writes.count and self._has_writes:
                 return self._executions.take(self._writes)
         return None
@@ -442,11 +445,11 @@ class Runtime:
     def _turn(self) -> Turn:
         """Step the core through the events that have arrived."""
         now = self._clocks.now()
-        if self._values.unsaved:
-            self._values.save()
+        if self._own_values.unsaved:
+            self._own_values.save()
         self.core.state.count_batches(self.engine.batch.number)
         until = time.monotonic() + TURN_S
-        for number in range(min(len(self._inbox) + self._asked.count + self._writes.count, TURN_MAX)):
+        for number in range(min(len(self._inbox) + self._queued.count + self._writes.count, TURN_MAX)):
             event = self._next_event(number)
             if event is None:
                 break
@@ -454,7 +457,7 @@ class Runtime:
                 self.output.log(event)
             yield from self._perform(self.core.step(event, now))
             if time.monotonic() > until:
-                break  # links, HTTP and answers should not wait longer, and ``now`` gets too old for further events
+                break  # links, HTTP and answers should not wait longer, and ``now`` is too old for further events
         question = self._strict.question() if self._strict.is_due else None
         if question is not None:
             yield from self._perform(self.core.step(question, self._clocks.lately()))
@@ -463,7 +466,7 @@ class Runtime:
             yield from self._perform(self.core.step(on.Woken(), now))
 
     def _perform(self, effects: list[do.Effect]) -> Turn:
-        """Perform the core's effects in order; the events that follow from them are given to the core afterwards."""
+        """Perform the core's effects in order, and then step the core with the events that follow from them."""
         following: deque[on.Event] = deque()
         while True:
             for effect in effects:
@@ -476,7 +479,7 @@ class Runtime:
             effects = self.core.step(following.popleft(), self._clocks.lately())
 
     def _is_long(self, effect: do.Effect) -> bool:
-        """Return whether an effect takes so long that links, HTTP and readers should go on in parallel with it."""
+        """Return whether an effect takes so long that a thread should perform it."""
         if effect.__class__ is do.Apply:
             return self.engine.entries.is_long(effect.entry)
         return effect.__class__ is do.Activate  # an Activate may build an index, or have thousands of tables read again
@@ -525,7 +528,7 @@ class Runtime:
             case do.SendOutcome(peer, txid):
                 self._entry_sender.send_outcome(peer, txid)
             case do.SetMembers():
-                self.output.set_members(self.known, self._nursery)
+                self.output.set_members(self.incarnations, self._nursery)
             case do.Malformed(peer, reason):
                 self.peers.reject(peer, reason)
             case do.Halt(reason):
@@ -534,7 +537,7 @@ class Runtime:
                 assert_never(effect)
 
     def reply(self, request_id: int, answer: Answer | BedrockishError) -> None:
-        """Answer a request, once everything written so far is durable."""
+        """Answer a request when everything written so far is durable."""
         waiter = self.waiters.open.pop(request_id, None)
         if waiter is not None:
             if request_id in self.workers.requests:
@@ -546,18 +549,18 @@ class Runtime:
     def _send_later(self, peer: str, message: Message) -> None:
         """Send messages that were made outside of a step."""
         self.output.send(peer, message)
-        self._loop.ring()
+        self._loop.wake()
 
     # -- durability ------------------------------------------------------------------------------------------------
 
     def _deadline(self) -> float | None:
-        """Return the time at which the loop has to run even if no event arrives, or None."""
+        """Return the time at which the loop has to take a turn even if no event arrives, or None."""
         gathered = self._groups.due_at() if self._writes.count and not self.gate.is_syncing else None
         return min(filter(None, (self.core.deadline(), self.gate.deadline, gathered)), default=None)
 
     def is_quiet(self) -> bool:
         """Return whether no other request or event waits for the loop."""
-        return len(self.waiters.open) <= 1 and not (self._inbox or self._asked.count or self._writes.count)
+        return len(self.waiters.open) <= 1 and not (self._inbox or self._queued.count or self._writes.count)
 
     def before_flush(self) -> None:
         """Move the snapshot of direct reads to the last batch, just before the open batch is committed."""
@@ -573,7 +576,7 @@ class Runtime:
     def release(self, kept: HeldOutput) -> None:
         """Send kept output: the writes before it are durable."""
         self._groups.answered(len(kept.replies), self._writes.count)
-        for waiter in kept.replies:  # before the messages, because the other nodes would compete for the processors
+        for waiter in kept.replies:  # before the messages: on one machine, other nodes would compete for the processors
             self.waiters.answered(waiter)
         mesh = self.output.mesh
         if mesh is not None:
@@ -599,7 +602,7 @@ class Runtime:
         return bool(self.waiters.open or self._strict) or self.gate.has_output or self.transactions.is_used(now_s)
 
     def give_up(self, numbers: Collection[int] | None = None) -> int:
-        """Refuse open requests that cannot happen any more; return how many stay open, with unknown outcomes.
+        """Answer the open requests that cannot happen any more with an error; return how many others stay open.
 
         ``numbers``: the requests that may be refused; by default all.
         """
@@ -615,8 +618,8 @@ class Runtime:
     def leave(self) -> None:
         """End running work, make its writes durable, store the last used clock as the ceiling, and answer all clients.
 
-        After damage, or a fault, nothing more is written, because not all effects of the core's last step were
-        performed; and an error in this call is only logged, so that it does not hide the reason why the node ends.
+        After damage or a fault, nothing more is written, because some effects of the core's last step were not
+        performed; an error here is then only logged, so that it does not hide the reason why the node ends.
         """
         try:
             self.workers.close()
@@ -624,8 +627,8 @@ class Runtime:
             self._reads.close()
             self._direct.close()
             if not (self._failed or self.engine.batch.failed):
-                self._values.save()
-                self.known.save()
+                self._own_values.save()
+                self.incarnations.save()
                 self.engine.set_meta("clock_ceiling", self.core.state.clock.value)
                 self.engine.flush()
                 self.engine.sync()
@@ -635,7 +638,7 @@ class Runtime:
             if not self._failed:
                 raise
             logger.exception("an error while the node was closing")
-        if not self._failed:  # after a failure the core may be wrong about which requests can still happen
+        if not self._failed:  # after a failure the core may be wrong about the requests that can still happen
             self.give_up()
         for waiter in list(self.waiters.open.values()):  # a copy: a client that is answered may ask again at once
             text = "the node is stopping; send the command again with its id, to another node"

@@ -1,8 +1,8 @@
-"""A node that waits until its file can be written again, and answers with the reason.
+"""The service of a node that waits until its file can be written again: it answers every request with the reason.
 
 A node that closed its ports would look dead: an operator would replace it, and a supervisor would kill it again and
 again. So its port and its HTTP stay open. ``status`` and ``/status`` show the trouble, ``/livez`` reports a living
-process, and ``/readyz``, every request and every peer get a refusal with the reason.
+process, and ``/readyz``, every request and every peer are refused with the reason.
 """
 
 import logging
@@ -87,7 +87,7 @@ async def answer_links(config: Config, credentials: Credentials, node: WaitingNo
             raise RefusedError(WAITING, node.status()["trouble"])
         return replace(hello, to=remote.node)
 
-    async def talk(stream: trio.SocketStream) -> None:
+    async def serve_caller(stream: trio.SocketStream) -> None:
         try:
             places.acquire_on_behalf_of_nowait(stream)
         except trio.WouldBlock:
@@ -104,19 +104,21 @@ async def answer_links(config: Config, credentials: Credentials, node: WaitingNo
         finally:
             places.release_on_behalf_of(stream)
 
-    async def talk_here() -> None:
-        """Answer programs of this machine, which would take a missing socket for a stopped node."""
+    async def serve_local_socket() -> None:
+        """Answer programs of this machine: without the socket, they would take the node for stopped."""
         if (listener := open_socket(config.database)) is not None:
             try:
-                await trio.serve_listeners(talk, [trio.SocketListener(trio.socket.from_stdlib_socket(listener))])
+                await trio.serve_listeners(
+                    serve_caller, [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
+                )
             finally:
                 close_socket(config.database)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(talk_here)
+        nursery.start_soon(serve_local_socket)
         while True:
             try:
-                await trio.serve_tcp(talk, config.listen.port, host=config.listen.host)
+                await trio.serve_tcp(serve_caller, config.listen.port, host=config.listen.host)
             except OSError as error:
                 logger.warning("the waiting node cannot listen on %s: %s", config.listen, error)
                 await trio.sleep(RETRY_S)
@@ -130,7 +132,7 @@ def _reply(link: Link, node: WaitingNode, payloads: list[bytes]) -> None:
             return
 
 
-async def wait_in_the_open(
+async def answer_while_waiting(
     config: Config,
     credentials: Credentials,  # the node's credentials, for links and HTTP
     room: WriteCheck,  # knows why the node waits

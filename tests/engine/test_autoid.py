@@ -211,7 +211,7 @@ def test_rewritten_insert_keeps_the_rest_of_its_text(full: TestNode) -> None:
 
 def test_a_given_id_needs_no_rewriting(full: TestNode) -> None:
     piece = full.engine._executor.texts._guard.compile("INSERT INTO t VALUES (?2, ?1, 1), (?4, ?3, 1)")
-    piece.auto = full.engine._executor.texts.with_ids(piece)
+    piece.with_ids = full.engine._executor.texts.with_ids(piece)
     assert piece.text(("x", 5, "y", 6)) == piece.sql
     assert "bedrockish_id" in piece.text(("x", 5, "y", None))
 

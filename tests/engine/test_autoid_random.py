@@ -111,4 +111,4 @@ def test_random_inserts_match_plain_sqlite(both: tuple[TestNode, sqlite3.Connect
 
 def _rewritten(node: TestNode, sql: str) -> bool:
     (piece,) = node.engine._executor.texts._all.texts[sql]
-    return piece.auto is not None
+    return piece.with_ids is not None

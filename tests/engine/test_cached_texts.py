@@ -31,7 +31,7 @@ def test_compiled_texts_take_a_bounded_number_of_bytes(
     texts = node.engine._executor.texts
     for number in range(60):
         node.run(TEXTS[kind](number))
-        assert sum(piece.weight for pieces in texts._all.texts.values() for piece in pieces) <= 200_000
+        assert sum(piece.memory_bytes for pieces in texts._all.texts.values() for piece in pieces) <= 200_000
     assert 1 < len(texts._all.texts) < 40
     monkeypatch.setattr(compiled_texts, "TEXT_BYTES", 1_000)
     texts.forget()

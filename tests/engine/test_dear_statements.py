@@ -109,7 +109,7 @@ def test_statement_of_expensive_steps_is_interrupted_in_a_worker(make_node: Make
     fill(node)
     node.save()
     workspace = Workspace(node.engine.connector())
-    workspace.take_snapshot(node.engine.flushed, node.engine.moment())
+    workspace.take_snapshot(node.engine.flushed, node.engine.file_state())
     with at_most(1.0), pytest.raises(StatementTimeoutError):
         workspace.execute(request(DEAR[sql]))
     workspace.end()
@@ -183,11 +183,11 @@ def test_uninterruptible_statement_is_refused_in_a_worker(make_node: MakeNode, s
     node.save()
     workspace = Workspace(node.engine.connector())
     for _ in range(2):
-        workspace.take_snapshot(node.engine.flushed, node.engine.moment())
+        workspace.take_snapshot(node.engine.flushed, node.engine.file_state())
         with pytest.raises(TooLargeError, match=text):
             workspace.execute(request(sql))
         workspace.end()
-        workspace.take_snapshot(node.engine.flushed, node.engine.moment())
+        workspace.take_snapshot(node.engine.flushed, node.engine.file_state())
         workspace.execute(
             request("SELECT hex(zeroblob(4000000)), 'a' LIKE '%a%'", "SELECT instr('ab', 'b'), trim('abc', 'a')")
         )
@@ -296,7 +296,7 @@ def test_longest_taken_call_ends_in_seconds(make_node: MakeNode, sql: Sql) -> No
     node.run("CREATE VIRTUAL TABLE found USING fts5(body)")
     node.save()
     workspace = Workspace(node.engine.connector())
-    workspace.take_snapshot(node.engine.flushed, node.engine.moment())
+    workspace.take_snapshot(node.engine.flushed, node.engine.file_state())
     with at_most(8), suppress(TooLargeError):  # about 2 on the machine where the limits were measured
         workspace.execute(request(sql))
     workspace.end()
@@ -342,7 +342,7 @@ def test_memory_of_a_row_is_bounded_before_it_is_made(greedy: TestNode, sql: Sql
     """SQLite builds a row in one step, without an interrupt or a memory limit; a row could take gigabytes."""
     node = greedy
     workspace = Workspace(node.engine.connector())
-    workspace.take_snapshot(node.engine.flushed, node.engine.moment())
+    workspace.take_snapshot(node.engine.flushed, node.engine.file_state())
     apsw.memory_high_water(True)
     before = apsw.memory_used()
     with at_most(5), pytest.raises(TooLargeError, match=r"makes or copies|json_pretty"):
@@ -371,7 +371,7 @@ def test_ordinary_statements_accept_values_of_many_megabytes(make_node: MakeNode
     ]
     for sql in texts:
         workspace = Workspace(node.engine.connector())
-        workspace.take_snapshot(node.engine.flushed, node.engine.moment())
+        workspace.take_snapshot(node.engine.flushed, node.engine.file_state())
         workspace.execute(request(sql))
         workspace.end()
         workspace.close()

@@ -263,7 +263,7 @@ def test_workspace_describes_only_tables_that_the_writer_does_not_know(node: Tes
     node.save()
     described.clear()
     workspace, engine = Workspace(node.engine.connector()), node.engine
-    workspace.take_snapshot(engine.flushed, engine.moment())
+    workspace.take_snapshot(engine.flushed, engine.file_state())
     assert workspace.execute(request("CREATE TABLE c(p REFERENCES t7)")).changes
     assert set(described) == {"c"}
     workspace.end()
@@ -317,7 +317,7 @@ def test_a_workspace_reads_the_schema_in_its_thread(node: TestNode) -> None:
     workspace, explain = Workspace(engine.connector()), request("EXPLAIN PRAGMA integrity_check")
     for number in (1, 2):
         before = workspace._reader.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0]
-        workspace.take_snapshot(engine.flushed, engine.moment())
+        workspace.take_snapshot(engine.flushed, engine.file_state())
         assert workspace._reader.status(apsw.SQLITE_DBSTATUS_SCHEMA_USED)[0] == before
         node.run(f"INSERT INTO t VALUES ({number + 1})")
         node.run(f"CREATE TABLE later{number}(id INTEGER PRIMARY KEY, a NOT NULL)")

@@ -67,13 +67,13 @@ class Desk:
         control = parse_control(statement.sql)
         if control is not None:
             workspace = self.private_copy.workspace(work)
-            await self.private_copy.lend(work, lambda: workspace.control(control))
+            await self.private_copy.run_in_thread(work, lambda: workspace.control(control))
             return Result((), [])
         if work.workspace is not None or is_of_schema(statement.sql):
             if not isinstance(work.workspace, Draft):
                 await self.private_copy.start(work, ROOM)
             workspace = self.private_copy.workspace(work)
-            return (await self.private_copy.lend(work, lambda: workspace.run(statement, ROOM)))[0]
+            return (await self.private_copy.run_in_thread(work, lambda: workspace.run(statement, ROOM)))[0]
         try:
             for piece, params in self.interactive.pieces(work, statement):
                 result, size = self.interactive.run(work, piece, params, ROOM)
@@ -98,7 +98,7 @@ class Desk:
 
     async def finish(self, work: TransactionWork) -> Prepared:
         """Return the prepared transaction."""
-        return await self.private_copy.lend(work, self.private_copy.workspace(work).finish)
+        return await self.private_copy.run_in_thread(work, self.private_copy.workspace(work).finish)
 
     def close(self) -> None:
         self.interactive.close()
@@ -345,7 +345,7 @@ async def test_schema_transaction_is_refused_beyond_its_limits(desk: Desk, monke
     many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000)"
     with pytest.raises(TooLargeError, match="MiB of pages"):
         await desk.run(first, f"INSERT INTO u {many} SELECT zeroblob(1000) FROM n")
-    assert first.over
+    assert first.ended_by_sqlite
     desk.interactive.end(first)
     await desk.run(second, "CREATE TABLE u(x)")
     desk.interactive.end(second)
@@ -386,7 +386,7 @@ async def test_open_transaction_can_be_ended_while_its_statement_runs(desk: Desk
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_long)
-            while not work.lent:  # noqa: ASYNC110  it is in another thread
+            while not work.in_thread:  # noqa: ASYNC110  it is in another thread
                 await trio.sleep(0.01)
             desk.interactive.end(work)
     assert len(ends) == 1

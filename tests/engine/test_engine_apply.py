@@ -484,13 +484,13 @@ def test_leader_applies_its_executed_changes_as_if_it_had_decoded_them(
         "UPDATE s SET x = 'others'",
     ):
         prepared = node.prepare(sql)
-        kept, decoded = node.engine.entries._kept[prepared.changes], decode_changes(prepared.changes)
+        kept, decoded = node.engine.entries._decoded[prepared.changes], decode_changes(prepared.changes)
         assert kept == decoded, sql
         assert repr(kept) == repr(decoded), sql
         with monkeypatch.context() as patch:
             patch.setattr(entry_applier, "decode_changes", lambda _: pytest.fail("the leader decodes its own changes"))
             node.apply(node.entry(prepared))
-        assert prepared.changes not in node.engine.entries._kept
+        assert prepared.changes not in node.engine.entries._decoded
 
 
 def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,7 +517,7 @@ def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, m
             )
             == ""
         )
-    assert len(voter.engine.entries._kept) == entry_applier.KEPT_MAX
+    assert len(voter.engine.entries._decoded) == entry_applier.KEPT_MAX
     assert voter.tables() == leader.tables()
 
 

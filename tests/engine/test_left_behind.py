@@ -122,7 +122,7 @@ def test_interrupted_function_releases_its_memory_account(make_node: MakeNode, m
     node = make_node(limits=Limits(memory=memory, result_bytes=1 << 30))
     node.engine.flush()
     place = Workspace(node.engine.connector())
-    place.take_snapshot(node.engine.flushed, node.engine.moment())
+    place.take_snapshot(node.engine.flushed, node.engine.file_state())
     place.scope.begin_in_worker("it", 0, lambda: 0)
     found: list[BaseException] = []
     end = Interrupter.end

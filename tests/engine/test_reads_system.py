@@ -59,7 +59,7 @@ def test_open_transaction_is_marked_if_it_reads_tables_of_the_cluster(filled: Te
     workspace = Workspace(filled.engine.connector())
     filled.save()
     engine = filled.engine
-    workspace.take_snapshot(engine.flushed, engine.moment())
+    workspace.take_snapshot(engine.flushed, engine.file_state())
 
     try:
         work = OverlayTransaction(workspace, TransactionWork(True, "c"))

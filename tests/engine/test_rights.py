@@ -76,7 +76,9 @@ def test_optimize_is_a_hint_that_only_an_owner_gives(node: TestNode) -> None:
     node.engine.access.learn({name: UserSaid("", role, 1) for name, role in USERS.items()}, ["A"])
 
     def writes(sql: str, user: str) -> bool:
-        return any(piece.needs >= OWNER for piece, _ in node.engine._executor.texts.pieces(Statement(sql), user))
+        return any(
+            piece.required_role >= OWNER for piece, _ in node.engine._executor.texts.pieces(Statement(sql), user)
+        )
 
     assert [writes("PRAGMA optimize", user) for user in ("reader", "writer", "owner", "admin")] == [
         False,

@@ -186,7 +186,7 @@ def test_explain_and_workers_hold_no_rows_afterwards(desk: Desk) -> None:
     desk.node.save()
     workspace = Workspace(engine.connector())
     try:
-        workspace.take_snapshot(engine.flushed, engine.moment())
+        workspace.take_snapshot(engine.flushed, engine.file_state())
         workspace.scope.begin_in_worker("it", 0, lambda: 1)
         prepared = []
         thread = threading.Thread(target=lambda: prepared.append(workspace.execute(request(TAKE, command="it"))))

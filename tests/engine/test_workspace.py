@@ -111,7 +111,7 @@ def workspace(node: TestNode) -> Iterator[Workspace]:
 
 def begin(node: TestNode, workspace: Workspace) -> None:
     node.save()
-    workspace.take_snapshot(node.engine.flushed, node.engine.moment())
+    workspace.take_snapshot(node.engine.flushed, node.engine.file_state())
 
 
 def outcome(action: Callable[[], Prepared]) -> Any:
@@ -247,7 +247,7 @@ def test_interrupt_of_sql_of_the_engine_raises_the_error_of_its_stop(
     running = OverlayTransaction(workspace, TransactionWork(True, "command", ""), lambda: 1)
     node.save()
     engine = node.engine
-    running.take_snapshot(engine.flushed, engine.moment())
+    running.take_snapshot(engine.flushed, engine.file_state())
     assert in_thread(running.open) is None
 
     def interrupted(*_: Any) -> None:
@@ -284,7 +284,7 @@ def test_temporary_objects_outlive_an_interrupt_after_the_last_statement(
     held = TemporaryWorkspace(engine.connector(), 1 << 20)
     for _ in range(2):
         running = TemporaryTransaction(held, TransactionWork(True, "command", ""), lambda: 1)
-        running.take_snapshot(engine.flushed, engine.moment())
+        running.take_snapshot(engine.flushed, engine.file_state())
         assert in_thread(running.open) is None
         held.stop(DeadlineError("enough"))
         running.close()
@@ -298,7 +298,7 @@ def test_rows_and_texts_of_a_closed_workspace_need_no_garbage_collector(node: Te
     held = TemporaryWorkspace(engine.connector(), 1 << 20)
     work = TransactionWork(True, "command", "")
     running = TemporaryTransaction(held, work, lambda: 1)
-    running.take_snapshot(engine.flushed, engine.moment())
+    running.take_snapshot(engine.flushed, engine.file_state())
     gc.disable()
     try:
         running.open()
@@ -322,7 +322,7 @@ def test_transaction_with_temporary_objects_that_is_stopped_before_it_opens_rais
     engine = node.engine
     held = TemporaryWorkspace(engine.connector(), 1 << 20)
     running = TemporaryTransaction(held, TransactionWork(True, "command", ""), lambda: 1)
-    running.take_snapshot(engine.flushed, engine.moment())
+    running.take_snapshot(engine.flushed, engine.file_state())
     running.stop(ConflictError("overtaken"))
     with pytest.raises(ConflictError, match="overtaken"):
         running.open()

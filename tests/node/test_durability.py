@@ -486,7 +486,7 @@ async def test_end_of_a_sync_is_reported_with_the_input_of_links() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop.run)
         syncer = FsyncThread(sync)
-        syncer.tell_by(loop)
+        syncer.report_to(loop)
         with syncer, trio.fail_after(60):
             syncer.start(done)
             await over.wait()
@@ -499,7 +499,7 @@ async def test_unreported_error_of_a_sync_is_raised_at_the_end() -> None:
         raise OSError("no")
 
     syncer = FsyncThread(sync)
-    syncer.tell_by(ReadLoop(lambda what, error: None))  # the loop does not run any more
+    syncer.report_to(ReadLoop(lambda what, error: None))  # the loop does not run any more
     with pytest.raises(OSError, match="no"), syncer:
         syncer.start(lambda error: None)
 

@@ -407,7 +407,7 @@ async def test_ending_a_transaction_stops_its_running_statement(
 async def test_transaction_without_a_free_workspace_stays_on_the_writers_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_workspace, "GROWN_MAX", 0)
+    monkeypatch.setattr(own_workspace, "WORKSPACES_MAX", 0)
     async with a_client(tmp_path, monkeypatch) as client:
         await client.grow()
         await client.run("INSERT INTO big VALUES (0, 'w')")

@@ -82,7 +82,7 @@ async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half
         with trio.fail_after(60):
             while not blocked.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
-        assert engine.batch.is_away
+        assert engine.batch.is_in_thread
         nursery.start_soon(ask, "small", "INSERT INTO t VALUES (0, 'small')")
         nursery.start_soon(ask, "read", "SELECT count(*) FROM t")
         nursery.start_soon(look_in_a_transaction)
@@ -99,7 +99,7 @@ async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half
         (counted,) = engine.background.open_reader().execute("SELECT count(*) FROM t")
         assert counted == (MANY + 1,)
         nursery.cancel_scope.cancel()
-    assert not engine.batch.is_away
+    assert not engine.batch.is_in_thread
     engine.close()
 
 
@@ -152,9 +152,9 @@ async def test_facts_about_a_peers_file_are_stored_without_blocking_the_loop(
         with trio.fail_after(60):
             while not blocked.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
-        runtime.known.learn("B", "file of B", 500)
-        runtime.known.learn("B", "file of B", 900)
-        assert engine.batch.is_away
+        runtime.incarnations.learn("B", "file of B", 500)
+        runtime.incarnations.learn("B", "file of B", 900)
+        assert engine.batch.is_in_thread
         assert not blocked.opened.is_set()
         blocked.opened.set()
         await runtime.durable()
@@ -226,7 +226,7 @@ async def test_thread_starts_before_the_loop_can_wait_for_the_writer(
     began, looked, waited = threading.Event(), threading.Event(), list[bool]()
 
     async def look() -> None:
-        while not engine.batch.is_away:
+        while not engine.batch.is_in_thread:
             await trio.lowlevel.checkpoint()
         waited.append(began.wait(30))
         looked.set()
@@ -243,7 +243,7 @@ async def test_thread_starts_before_the_loop_can_wait_for_the_writer(
         nursery.cancel_scope.cancel()
     assert waited
     assert all(waited)
-    assert not engine.batch.is_away
+    assert not engine.batch.is_in_thread
     engine.close()
 
 
@@ -265,7 +265,7 @@ async def test_the_loop_goes_on_while_a_schema_change_comes_into_force(
         with trio.fail_after(60):
             while not blocked.threads:  # noqa: ASYNC110  a thread sets it
                 await trio.sleep(0.005)
-        assert engine.batch.is_away
+        assert engine.batch.is_in_thread
         nursery.start_soon(ask, "INSERT INTO t VALUES (0, 'small')", "small")
         await settled()
         assert answers == []
@@ -471,7 +471,7 @@ async def test_missing_entries_are_read_in_a_thread_and_sent_when_durable(
         disk.gate.clear()
         nursery.start_soon(runtime.submit(request(f"INSERT INTO t {ALL}", "large")).wait)
         with trio.fail_after(60):
-            while engine.applied.get("A") != 2 or engine.batch.is_away:  # noqa: ASYNC110  a thread does it
+            while engine.applied.get("A") != 2 or engine.batch.is_in_thread:  # noqa: ASYNC110  a thread does it
                 await trio.sleep(0.005)
         threads.clear()
         for _ in range(3):

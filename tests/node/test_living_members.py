@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Mode
-from bedrockish.node.cluster.membership import ON_THE_WAY_S, SILENT_MS_MIN, hear_the_living
+from bedrockish.node.cluster.membership import ON_THE_WAY_S, SILENT_MS_MIN, wait_for_alive
 
 
 class Members:
@@ -28,7 +28,7 @@ async def test_message_that_was_under_way_is_no_sign_of_life(autojump_clock: Moc
     core = Members(trio.current_time())
     began = trio.current_time()
     core.peer.heard += ON_THE_WAY_S / 2
-    await hear_the_living(core, now)  # type: ignore[arg-type]
+    await wait_for_alive(core, now)  # type: ignore[arg-type]
     assert trio.current_time() - began >= SILENT_MS_MIN / 1000
 
 
@@ -42,5 +42,5 @@ async def test_member_that_sends_after_the_order_ends_the_wait(autojump_clock: M
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
-        await hear_the_living(core, now)  # type: ignore[arg-type]
+        await wait_for_alive(core, now)  # type: ignore[arg-type]
     assert 2 * ON_THE_WAY_S <= trio.current_time() - began < SILENT_MS_MIN / 1000

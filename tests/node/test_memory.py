@@ -9,7 +9,7 @@ import trio.testing
 
 from bedrockish.common.histogram import Histogram
 from bedrockish.engine.engine import Engine
-from bedrockish.node.memory_watch import IDLE_LOOKS, IDLE_S, shrink_when_idle
+from bedrockish.node.memory_watch import IDLE_S, SHRINKS_MAX, shrink_when_idle
 from tests.engine.nodes import TestNode
 
 
@@ -50,10 +50,10 @@ def test_cache_pages_are_freed_when_the_node_is_idle(tmp_path: Path) -> None:
             assert 1 <= shrunk <= 2
             assert cached(engine) < kept / 4
             await trio.sleep(100 * IDLE_S)
-            assert shrunk == IDLE_LOOKS
+            assert shrunk == SHRINKS_MAX
             made.run("INSERT INTO t VALUES (100, 'more')")
             await trio.sleep(2.5 * IDLE_S)
-            assert IDLE_LOOKS < shrunk <= IDLE_LOOKS + 2
+            assert SHRINKS_MAX < shrunk <= SHRINKS_MAX + 2
             then = shrunk
             engine.batch.hand_over(lambda: None)  # a thread has the writer: no caller waits for it only to save memory
             made.engine.journal.applied_clock += 1

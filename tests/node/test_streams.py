@@ -103,11 +103,11 @@ async def test_stream_compiles_its_statement_when_no_thread_has_the_writer(
     engine.flush()
 
     async def written() -> None:
-        if engine.batch.is_away:
+        if engine.batch.is_in_thread:
             await back.wait()
 
     def compile_read(*arguments: Any) -> Any:
-        compiled.append(engine.batch.is_away)
+        compiled.append(engine.batch.is_in_thread)
         return cursor.compile_read(*arguments)
 
     monkeypatch.setattr(cursors, "compile_read", compile_read)

@@ -29,7 +29,7 @@ class Questions:
     def tell(self, *, may_exist: bool) -> None:
         """Answer the last question, as the core does."""
         self.node.runtime._do(NewerAnswered(self.asked[-1][0], may_exist=may_exist), [])  # type: ignore[arg-type]
-        self.node.runtime.ring()
+        self.node.runtime.wake()
 
     def values(self) -> dict[str, int]:
         """Return the answers so far."""

@@ -122,12 +122,12 @@ class CompiledTexts:
             if piece.kind == EMPTY:
                 continue
             if piece.kind == WRITE:
-                piece.auto = self.with_ids(piece)
+                piece.with_ids = self.with_ids(piece)
             given = self._checked(
                 piece, binder, rights, is_last=statement_start(statement.sql, at) == len(statement.sql)
             )
             found.append(piece)
-            until_schema = until_schema and piece.kind != SCHEMA and not piece.defines
+            until_schema = until_schema and piece.kind != SCHEMA and not piece.defines_temporary
             yield given
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
@@ -138,7 +138,7 @@ class CompiledTexts:
 
     def _cache(self, texts: dict[str, tuple[Compiled, ...]], sql: str, found: Sequence[Compiled]) -> None:
         """Cache the statements of a text that has run."""
-        weight = sum(piece.weight for piece in found)
+        weight = sum(piece.memory_bytes for piece in found)
         if weight > TEXT_BYTES or len(sql) > TEXT_CHARACTERS or "optimize" in (lower := sql.lower()):
             return
         if len(texts) >= TEXTS_MAX or self._weight + weight > TEXTS_BYTES:
@@ -199,20 +199,24 @@ class CompiledTexts:
 
     def with_ids(self, piece: Compiled) -> Rewritten | None:
         """Return the statement rewritten to assign ids; None if SQLite reports that its effects or columns differ."""
-        auto = rewrite(piece.sql, self._tables.by_name)
-        if auto is None:
+        rewritten = rewrite(piece.sql, self._tables.by_name)
+        if rewritten is None:
             return None
         try:
-            with self._governor.judging(auto.sql), in_force(self._db, piece.settings):
-                other = self._guard.compile(auto.sql, ours=True)
+            with self._governor.judging(rewritten.sql), in_force(self._db, piece.settings):
+                other = self._guard.compile(rewritten.sql, ours=True)
         except BedrockishError:
             return None  # the rewritten statement has too many columns, for example
         same = (other.kind, other.names, other.columns, other.tables, other.rest) == (
             (piece.kind, piece.names, piece.columns, piece.tables, "")
         )
         # A trigger that inserts into the same table could collide with ids that were assigned before it ran.
-        own = {(auto.table, ""), (auto.table, "ROWID"), (auto.table, self._tables.by_name[auto.table].id_column)}
-        return auto if same and not own & other.inner else None
+        own = {
+            (rewritten.table, ""),
+            (rewritten.table, "ROWID"),
+            (rewritten.table, self._tables.by_name[rewritten.table].id_column),
+        }
+        return rewritten if same and not own & other.trigger_updates else None
 
     def is_long(self, statement: Statement) -> bool:
         """Return whether compiling a text, or binding its parameters, would block the loop for long."""
@@ -270,7 +274,7 @@ class CompiledTexts:
         except BedrockishError:
             return
         if piece.kind == WRITE:
-            piece.auto = self.with_ids(piece)
+            piece.with_ids = self.with_ids(piece)
         self._cache(texts, form, [piece])
 
     def _note_form(self, form: str) -> None:

@@ -157,7 +157,7 @@ class Mixed:
             piece, at = self._executor.texts.compiled(
                 statement.sql, self._user, at, has_changed=self.changes_schema, optimizes=not again
             )
-            if piece.stays:
+            if piece.needs_full_rollback:
                 raise UnsupportedError(ALONE)
             if piece.kind == EMPTY:
                 continue
@@ -194,7 +194,13 @@ class Mixed:
         is_made = piece.kind == WRITE and set(map(folded, piece.writes)) - {"sqlite_sequence"} <= self._made
         # A row may depend on the rows before it, by a query or by a foreign key to its own table.
         reads_own = not set(map(folded, piece.reads)).isdisjoint(map(folded, piece.writes))
-        if not is_made or reads_own or self._why_own(piece) or piece.stays or statement_start(sql, at) != len(sql):
+        if (
+            not is_made
+            or reads_own
+            or self._why_own(piece)
+            or piece.needs_full_rollback
+            or statement_start(sql, at) != len(sql)
+        ):
             return [], 0
         insert = merged(self._db, alike, piece.names)
         if insert is None:
@@ -306,14 +312,14 @@ class Mixed:
         db = self._db
         self._check_room(text)
         allowed = None
-        if (piece.kind != SCHEMA or piece.fills) and first_word(text) != "EXPLAIN":
+        if (piece.kind != SCHEMA or piece.is_create_as_select) and first_word(text) != "EXPLAIN":
             text, allowed = self._made_stable(text, again=again)
             self._check_room(text)
-            if piece.fills:
+            if piece.is_create_as_select:
                 text = self._with_names(piece.sql, text)
         db.set_last_insert_rowid(0)
         try:
-            rows, size, changed, rowid = self._watched(replace(piece, sql=text, auto=None), room, allowed)
+            rows, size, changed, rowid = self._watched(replace(piece, sql=text, with_ids=None), room, allowed)
         except TakesLongError:
             raise TakesLongError(piece.sql) from None  # texts that take long are remembered as the client wrote them
         except (ConstraintError, SqlError) as error:
@@ -456,7 +462,7 @@ class Mixed:
             return "the tables bedrockish_… are each node's own: read them in another transaction"
         # Until the end of this change, the statistics that it has gathered include the node's own tables.
         reads_statistics = any(table.startswith("sqlite_stat") for table in piece.tables)
-        is_definition = piece.kind == SCHEMA and not piece.fills
+        is_definition = piece.kind == SCHEMA and not piece.is_create_as_select
         if reads_statistics and not is_definition and any(first_word(step.sql) == "ANALYZE" for step in self.steps):
             return "the statistics of ANALYZE include each node's own tables: read them in another transaction"
         if not self._modules.isdisjoint(tables):
@@ -553,7 +559,7 @@ class Mixed:
 
     def _bound(self, piece: Compiled, params: tuple[Any, ...], told: Result | None) -> str:
         """Return the text of a statement to record; if the node assigned an id to its row, the text contains the id."""
-        piece.auto = self._executor.texts.with_ids(piece)
+        piece.with_ids = self._executor.texts.with_ids(piece)
         text = piece.text(params)
         if text == piece.sql or told is None or told.rowcount == 0:  # None: the statement failed
             return literal(piece.sql, params)
@@ -618,7 +624,7 @@ def _tokens(sql: str) -> list[SqlToken]:
 
 
 def _may_write(piece: Compiled) -> bool:
-    return piece.kind == WRITE or piece.fills
+    return piece.kind == WRITE or piece.is_create_as_select
 
 
 def _rests_on_definitions(piece: Compiled, error: ConstraintError | SqlError) -> bool:

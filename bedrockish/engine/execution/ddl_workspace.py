@@ -46,7 +46,7 @@ class Draft:
         self._user = user
         self._workspace = Workspace(connector)
         self._mixed: Mixed | None = None
-        self.is_over = False  # whether SQLite itself has ended the transaction
+        self.ended_by_sqlite = False  # whether SQLite itself has ended the transaction
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -88,23 +88,23 @@ class Draft:
         except apsw.Error as error:  # such as an interrupt by ``stop``
             raise UnavailableError(f"the private copy of the database failed: {error}; run it again") from error
         for one in log:
-            if isinstance(one.what, Control):
-                self.control(one.what)
+            if isinstance(one.statement, Control):
+                self.control(one.statement)
                 continue
             try:
-                found, _ = self._run(one.what, room, told=one.told, again=True)
+                found, _ = self._run(one.statement, room, told=one.result, again=True)
             except (ConstraintError, SqlError) as error:
                 if one.failure != str(error.message):
-                    raise _changed(one.what) from error
+                    raise _changed(one.statement) from error
                 continue
             except (TooLargeError, UnsupportedError) as error:  # the caller knows only the statement that it sends now
                 raise type(error)(
-                    f"{error.message} (the refused statement ran before: {_quoted(one.what)})", **error.details
+                    f"{error.message} (the refused statement ran before: {_quoted(one.statement)})", **error.details
                 ) from error
-            if verb_of(one.what.sql) == "EXPLAIN" and is_single(one.what.sql):
+            if verb_of(one.statement.sql) == "EXPLAIN" and is_single(one.statement.sql):
                 continue  # no comparison: EXPLAIN has shown another connection's program, with other page numbers
-            if one.told is None or not _same(one.what.sql, found[-1], one.told):
-                raise _changed(one.what)
+            if one.result is None or not _same(one.statement.sql, found[-1], one.result):
+                raise _changed(one.statement)
 
     def run(self, statement: Statement, room: int) -> tuple[Result, int]:
         """Run a text; return the result of its last statement, and an estimate of the results' bytes.
@@ -140,7 +140,7 @@ class Draft:
             full = self._writer.file.was_full
             if isinstance(error, UnavailableError) and not full:
                 raise
-            self.is_over = True
+            self.ended_by_sqlite = True
             if full:
                 raise TooLargeError(
                     f"the transaction changes more than {MEMORY_BYTES >> 20} MiB of pages before its COMMIT; send its "
@@ -148,7 +148,7 @@ class Draft:
                 ) from error
             raise UnavailableError(f"the private copy of the database failed: {error.message}; run it again") from error
         finally:
-            self.is_over = self.is_over or not self._writer.db.in_transaction
+            self.ended_by_sqlite = self.ended_by_sqlite or not self._writer.db.in_transaction
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
         """Return the columns of a statement's result, with their declared types, without running it.

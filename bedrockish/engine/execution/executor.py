@@ -100,7 +100,9 @@ class Executor:
         self._change = db.cursor().execute  # one cursor for statements without rows: a new one costs half of their time
         # A faster connection, which shows the same rows as long as the request has changed none.
         self.reader: apsw.Connection | None = None
-        self.stays = False  # whether the request has an effect that only a rollback of the whole transaction undoes
+        self.needs_full_rollback = (
+            False  # whether the request has an effect that only a rollback of the whole transaction undoes
+        )
         self.scope = Scope()  # the values of the functions that statements call
         db.set_progress_handler(governor.progress, STEPS)
 
@@ -170,7 +172,7 @@ class Executor:
         begun = 0  # the statements before this index have run in a batch
         for place, statement in enumerate(request.statements):
             if at_once and place >= begun and not run.schema:
-                begun = place + run.alike(request, place)
+                begun = place + run.run_alike(request, place)
             if place < begun:
                 continue
             for piece, params in self.texts.pieces(statement, request.user):
@@ -179,7 +181,7 @@ class Executor:
                         raise MixesError
                     run.set(piece)
                     continue
-                if piece.fills:
+                if piece.is_create_as_select:
                     raise MixesError
                 if piece.kind == SCHEMA:
                     # A rollback of DDL makes SQLite read all definitions again, and a DROP reads all pages.
@@ -189,7 +191,7 @@ class Executor:
                         cookie = pragmas.numbers(self._db)
                         self.capture.discard_changes()  # a module writes shadow rows when it creates a table
                     run.schema.append(piece.sql)
-                    self.stays = self.stays or piece.stays
+                    self.needs_full_rollback = self.needs_full_rollback or piece.needs_full_rollback
                     if first_word(piece.sql) == "ANALYZE":
                         statistics = pragmas.statistics(self._db) if statistics is None else statistics
                     else:
@@ -200,12 +202,12 @@ class Executor:
                         continue
                     run.writes = True
                 if run.schema and (run.writes or piece.kind == READ):
-                    if self.stays:
+                    if self.needs_full_rollback:
                         raise UnsupportedError(ALONE)
                     raise MixesError
                 # Pack the rows only for a single read: a request with a write has its results, as rows, in the journal.
                 packs = request.by_column and len(request.statements) == 1 and piece.only_reads(statement.sql)
-                run.one(piece, params, Blocks() if packs else None)
+                run.run(piece, params, Blocks() if packs else None)
         if run.schema:
             assert cookie is not None
             with self.governor.judging(run.schema[-1]):
@@ -359,7 +361,7 @@ class Executor:
             TooLargeError: the rows take more than ``room`` bytes, the changes are too large, or it runs too long.
         """
         budget = self.governor.budget
-        if budget.is_over or (piece.is_dear and budget.is_brief):
+        if budget.is_over or (piece.is_uninterruptible and budget.is_brief):
             raise TakesLongError(piece.shown)
         if lengths is None:
             lengths = self.texts.lengths(piece)
@@ -479,7 +481,7 @@ class RequestRun:
         pragmas.apply(self._executor._db, piece.sql)
         self.results.append(Result((), [], -1, None))
 
-    def one(self, piece: Compiled, params: tuple[Any, ...], blocks: Blocks | None = None) -> None:
+    def run(self, piece: Compiled, params: tuple[Any, ...], blocks: Blocks | None = None) -> None:
         """Run a statement; record its reads and its result. ``blocks`` takes the rows of a large result."""
         executor = self._executor
         resolved = lengths = None
@@ -499,7 +501,7 @@ class RequestRun:
         rowcount = db.changes() if piece.kind == WRITE else -1
         self.results.append(Result(piece.columns, rows, rowcount, db.last_insert_rowid() or None, blocks))
 
-    def alike(self, request: Request, first: int) -> int:
+    def run_alike(self, request: Request, first: int) -> int:
         """Run the statements from index ``first`` on that have the same text, as a batch; return their number, or 0.
 
         Raises:

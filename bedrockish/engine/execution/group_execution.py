@@ -105,7 +105,7 @@ def _run_request(executor: "Executor", request: Request, gatherer: AccessSetBuil
         if piece.setting or piece.kind == SCHEMA:
             raise _AloneError
         run.writes = run.writes or piece.kind != READ
-        run.one(piece, params)
+        run.run(piece, params)
     if not run.writes or executor.breaks_foreign_keys:
         raise _AloneError
     return encode_results(run.results)

@@ -73,7 +73,9 @@ class Interactive:
     def __init__(self, engine: WriterLender, overtaken: Overtaken, fits: Callable[[int], bool] | None = None) -> None:
         """Initialize; ``fits`` returns whether an earlier version of the schema has the tables of the present one."""
         self.engine, self._overtaken, self.fits = engine, overtaken, fits or (lambda _version: False)
-        self.inside: TransactionWork | None = None  # the transaction whose rows are in the engine's open batch, or None
+        self.swapped_in: TransactionWork | None = (
+            None  # the transaction whose rows are in the engine's open batch, or None
+        )
         # A connection to the transaction's snapshot without its changes, if the writer belongs to one transaction; else
         # None.
         self.committed: apsw.Connection | None = None
@@ -81,8 +83,10 @@ class Interactive:
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
         self._control, self._change = parts.control, parts.db.cursor().execute
         # Whether a deferred key was broken before the running statement; true where SQLite was not asked.
-        self._was_broken = True
-        self._guards = False  # whether ``run_again`` makes a savepoint for every write, because one has failed
+        self._keys_were_broken = True
+        self._savepoint_each_write = (
+            False  # whether ``run_again`` makes a savepoint for every write, because one has failed
+        )
         self.readers = Readers(parts.reader, parts.limits)
 
     # -- statements -------------------------------------------------------------------------------------
@@ -201,7 +205,7 @@ class Interactive:
             if error is not None:
                 raise error
         self._executor.governor.allow(budget_s)
-        self._was_broken = self._broken_keys()
+        self._keys_were_broken = self._broken_keys()
         try:
             if piece.kind == READ:
                 rows, size = self._read(work, piece, params, room)
@@ -213,7 +217,7 @@ class Interactive:
                 self._undo_statement(work)
             raise
         finally:
-            self._was_broken = True
+            self._keys_were_broken = True
             self._executor.governor.allow(float("inf"))
 
     def _set(self, work: TransactionWork, piece: Compiled) -> Result:
@@ -224,7 +228,7 @@ class Interactive:
             defers = pragmas.turns_on(piece.sql)
             # Set before the PRAGMA, which may be interrupted, so that the transaction's end undoes it in any case.
             work.defers = work.defers or defers
-            if self.inside is work:
+            if self.swapped_in is work:
                 pragmas.defer(self._db, on=defers)
             work.defers = defers
         rows: list[tuple[Any, ...]] = [] if piece.setting else [(1,)]
@@ -314,7 +318,7 @@ class Interactive:
             BedrockishError: see ``run``.
         """
         executor = self._executor
-        if self.inside is not work or executor.governor.stopped is not None:
+        if self.swapped_in is not work or executor.governor.stopped is not None:
             return None
         recipe = executor.texts.again(sql)
         values = None if recipe is None else in_order(recipe.piece.names, given)
@@ -338,7 +342,7 @@ class Interactive:
         text = executor.text_with_ids(piece, values)
         db, capture = self._db, self._capture
         # A savepoint takes two more calls of SQLite, and at each call other threads may take the interpreter's lock.
-        in_savepoint = self._guards or not recipe.is_shown
+        in_savepoint = self._savepoint_each_write or not recipe.is_shown
         if in_savepoint:
             self._control("SAVEPOINT statement")
         capture.start(work.size, work.searched)
@@ -376,7 +380,7 @@ class Interactive:
         elif is_undone:
             db.set_last_insert_rowid(work.lastrowid)
         else:  # with OR FAIL, the rows before the failed one remain
-            self._guards = True
+            self._savepoint_each_write = True
             self.swap_out()
 
     def _undo_statement(self, work: TransactionWork) -> None:
@@ -400,7 +404,7 @@ class Interactive:
 
     def mark(self, work: TransactionWork, name: str) -> None:
         """Run SAVEPOINT name."""
-        work.mark(name, is_broken=self.inside is work and self._broken_keys())
+        work.mark(name, is_broken=self.swapped_in is work and self._broken_keys())
 
     def rollback_to(self, work: TransactionWork, name: str) -> None:
         """Run ROLLBACK TO name; the access set keeps the reads made since then.
@@ -409,7 +413,7 @@ class Interactive:
             SqlError: the transaction has no such savepoint.
         """
         place = work.find(name)
-        if len(work.changes) > work.marks[place].changes and self.inside is work:
+        if len(work.changes) > work.marks[place].changes and self.swapped_in is work:
             self.swap_out()
         work.roll_back(place)
 
@@ -443,7 +447,7 @@ class Interactive:
 
     def end(self, work: TransactionWork) -> None:
         """Release everything that the transaction uses. A second call does nothing."""
-        self.step_out(work)
+        self.swap_out_if_in(work)
         work.ended = True
         if work.stop is not None:
             work.stop()
@@ -451,20 +455,20 @@ class Interactive:
         if locks is not None:
             locks.release(work.command)
         draft = work.workspace
-        if draft is not None and work.lent:
+        if draft is not None and work.in_thread:
             draft.stop(transaction_ended())
             return
         if draft is not None:
             draft.close()
             work.workspace = None
-        if work.snapshot is not None and work.lent:
+        if work.snapshot is not None and work.in_thread:
             work.snapshot.interrupt()
         else:
             self._leave_snapshot(work)
 
-    def forget(self, work: TransactionWork) -> None:
+    def release_connections(self, work: TransactionWork) -> None:
         """Release the writer and the snapshot of a transaction that continues in a workspace."""
-        self.step_out(work)
+        self.swap_out_if_in(work)
         self._leave_snapshot(work)
 
     def _leave_snapshot(self, work: TransactionWork) -> None:
@@ -474,11 +478,11 @@ class Interactive:
 
     def swap_out(self) -> None:
         """Roll back the rows of the transaction that is swapped in, because other work needs the writer."""
-        work = self.inside
+        work = self.swapped_in
         if work is None:
             return
         self.note_broken_keys(work)
-        self.inside = None
+        self.swapped_in = None
         self._control("ROLLBACK TO interactive")
         self._control("RELEASE interactive")
         if work.defers:
@@ -486,19 +490,21 @@ class Interactive:
 
     def note_broken_keys(self, work: TransactionWork) -> None:
         """Record whether a deferred key is broken, before the count is lost or another connection gets the rows."""
-        work.unsure = work.unsure or (self.inside is work and self._broken_keys())
+        work.keys_were_broken = work.keys_were_broken or (self.swapped_in is work and self._broken_keys())
 
-    def lose(self) -> None:
+    def note_lost_rows(self) -> None:
         """Mark the transaction as swapped out, because SQLite has rolled back the open batch with its rows."""
-        if self.inside is not None and self._was_broken:
-            self.inside.unsure = True  # SQLite has lost its count of broken keys, and ``redo`` does not count them
-        if self.inside is not None and self.inside.defers:
+        if self.swapped_in is not None and self._keys_were_broken:
+            self.swapped_in.keys_were_broken = (
+                True  # SQLite has lost its count of broken keys, and ``redo`` does not count them
+            )
+        if self.swapped_in is not None and self.swapped_in.defers:
             pragmas.settle(self._db)
-        self.inside = None
+        self.swapped_in = None
 
-    def step_out(self, work: TransactionWork) -> None:
+    def swap_out_if_in(self, work: TransactionWork) -> None:
         """Swap out a transaction that leaves the writer, because of its end or of a statement that runs elsewhere."""
-        if self.inside is work:
+        if self.swapped_in is work:
             self.swap_out()
 
     def close(self) -> None:
@@ -550,12 +556,12 @@ class Interactive:
         Raises:
             ConflictError: a row that it depends on has changed.
         """
-        if self.inside is work:
+        if self.swapped_in is work:
             return
         self.move(work)
         self.swap_out()
         self._control("SAVEPOINT interactive")
-        self.inside = work
+        self.swapped_in = work
         if work.defers:
             pragmas.defer(self._db, on=True)
         self.redo(work.changes)
@@ -636,7 +642,7 @@ class Interactive:
     def _resolve(self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...]) -> ResolvedReads | None:
         """Return the reads of the next statement; CREATE TEMP TABLE reads by its SELECT only."""
         assert work.sets is not None
-        if piece.defines:
+        if piece.defines_temporary:
             select = filling_select(piece.sql)
             if select:
                 filling, _ = self._executor.texts.compiled(select, work.user)
@@ -686,10 +692,10 @@ class Interactive:
         """
         capture = self._capture
         after = capture.read_rows(touched)
-        work.unsure = work.unsure or self._broken_keys()
+        work.keys_were_broken = work.keys_were_broken or self._broken_keys()
         self._db.execute("ROLLBACK TO statement")
         # The rollback has restored SQLite's earlier count of broken keys, and ``redo`` will not change the count.
-        work.unsure = work.unsure or self._broken_keys()
+        work.keys_were_broken = work.keys_were_broken or self._broken_keys()
         before = capture.read_rows(touched)
         changes += capture.net_changes(before, after)
         return capture.blurred(touched, before, after)
@@ -710,9 +716,11 @@ class Interactive:
         db, capture = self._db, self._capture
         assert work.sets is not None
         if self._restore():
-            work.over = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
+            work.ended_by_sqlite = isinstance(
+                error, ConstraintError
+            )  # ROLLBACK as conflict clause ends the transaction
             return
-        if piece.defines:  # SQLite still has the definition of a failed ALTER
+        if piece.defines_temporary:  # SQLite still has the definition of a failed ALTER
             db.execute("SELECT 1 FROM sqlite_temp_schema LIMIT 1").fetchall()
         if not isinstance(error, IdsNeededError):  # after that error, the statement runs again at once
             work.sets.read(piece, params, failed=True)
@@ -752,7 +760,7 @@ class Interactive:
         if self._db.in_transaction:
             return False
         self._capture.discard_changes()
-        self.lose()
+        self.note_lost_rows()
         self._executor.governor.allow(float("inf"))  # the statement's budget must not end the writing
         self.parts.redo()
         return True
@@ -765,8 +773,8 @@ class Interactive:
 
     def _check_foreign_keys(self, work: TransactionWork) -> None:
         """Check deferred foreign keys. After a swap SQLite's own count is lost, and the tables are searched."""
-        if not work.unsure:
-            broken = self.inside is work and self._broken_keys()
+        if not work.keys_were_broken:
+            broken = self.swapped_in is work and self._broken_keys()
         else:
             tables = children(self._executor.analysis.schema, work.changes)
             if self.committed is None:

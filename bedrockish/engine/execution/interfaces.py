@@ -47,13 +47,13 @@ class Guest(Protocol):
     """The executor of open transactions, which borrows the engine's writing connection."""
 
     @property
-    def inside(self) -> object | None:
+    def swapped_in(self) -> object | None:
         """The transaction whose rows are in the open batch, or None."""
 
     def swap_out(self) -> None:
         """Remove the transaction's rows from the open batch, by a rollback to a savepoint."""
 
-    def lose(self) -> None:
+    def note_lost_rows(self) -> None:
         """Mark the transaction as swapped out, because SQLite has rolled back the open batch with its rows."""
 
 

@@ -36,8 +36,8 @@ class Savepoint:
 class Logged:
     """A statement that was run, with its result or its error."""
 
-    what: Statement | Control
-    told: Result | None = None
+    statement: Statement | Control
+    result: Result | None = None
     failure: str = ""
 
 
@@ -45,7 +45,7 @@ class TransactionWorkspace(Protocol):
     """The workspace of an open transaction, a copy of the database or an overlay: the methods with which it ends."""
 
     @property
-    def is_over(self) -> bool:
+    def ended_by_sqlite(self) -> bool:
         """Return whether SQLite itself has ended the transaction."""
 
     def stop(self, error: BedrockishError) -> None:
@@ -88,22 +88,22 @@ class TransactionWork:
     # The statements that were run, which run again if the transaction changes the schema later; None if there were too
     # many.
     log: list[Logged] | None = field(default_factory=list)
-    logged: int = 0  # an estimate of the bytes of the results in the log
-    asked: int = 0  # the bytes of the texts and parameters in the log
+    log_result_bytes: int = 0  # an estimate of the bytes of the results in the log
+    log_text_bytes: int = 0  # the bytes of the texts and parameters in the log
     # Its own workspace: a copy of the database since its first schema statement, or an overlay since it has many rows
     # or TEMP objects; None while it runs on the engine's connection.
     workspace: TransactionWorkspace | None = None
     moves_at: int = 1_000  # the weight at which it moves to a workspace of its own
     # Whether a deferred foreign key was broken at the swap-out, or at a savepoint to which the transaction rolled back.
-    unsure: bool = False
+    keys_were_broken: bool = False
     defers: bool = False  # whether all foreign keys are checked at COMMIT only, by PRAGMA defer_foreign_keys
     # Whether a later commit wrote rows that it has read on its snapshot, so that it cannot move to a newer snapshot.
-    behind: bool = False
+    is_stale: bool = False
     read_without_keys: bool = False  # whether it has read the schema or system tables, which no access set shows
     reads_system: bool = False  # whether it has read tables of the cluster itself, such as the journal
-    over: bool = False  # whether SQLite itself has ended the transaction
+    ended_by_sqlite: bool = False  # whether SQLite itself has ended the transaction
     # Whether another thread works for the transaction: if ``ended`` is set in that time, the transaction ends after it.
-    lent: bool = False
+    in_thread: bool = False
     ended: bool = False  # whether the transaction is no longer needed
     stop: Callable[[], None] | None = None  # stops the statement that runs in a background worker
 
@@ -112,9 +112,9 @@ class TransactionWork:
         self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
         self.marks, self.lastrowid = list(other.marks), other.lastrowid
         self.size, self.searched = other.size, other.searched
-        self.wrote, self.unsure, self.defers = other.wrote, other.unsure, other.defers
+        self.wrote, self.keys_were_broken, self.defers = other.wrote, other.keys_were_broken, other.defers
         self.read_without_keys, self.reads_system = other.read_without_keys, other.reads_system
-        self.clock, self.over = other.clock, other.over
+        self.clock, self.ended_by_sqlite = other.clock, other.ended_by_sqlite
 
     def inspect(self, piece: Compiled) -> None:
         """Record whether a statement reads tables without keys."""
@@ -126,20 +126,20 @@ class TransactionWork:
         if self.log is None:
             return
         self.log.append(one)
-        self.logged += size
-        if isinstance(one.what, Statement):
-            self.asked += size_of(one.what)
-        if len(self.log) > LOG_MAX or self.logged > LOG_BYTES or self.asked > ASKED_BYTES:
+        self.log_result_bytes += size
+        if isinstance(one.statement, Statement):
+            self.log_text_bytes += size_of(one.statement)
+        if len(self.log) > LOG_MAX or self.log_result_bytes > LOG_BYTES or self.log_text_bytes > ASKED_BYTES:
             self.drop_log()
 
     def drop_log(self) -> None:
         """Drop the log: from now on, DDL is refused if it needs a copy that repeats the earlier statements."""
-        self.log, self.logged, self.asked = None, 0, 0
+        self.log, self.log_result_bytes, self.log_text_bytes = None, 0, 0
 
     def take_log(self) -> list[Logged]:
         """Return and empty the log, for the copy on which the schema changes."""
         assert self.log is not None
-        log, self.log, self.logged, self.asked = self.log, [], 0, 0
+        log, self.log, self.log_result_bytes, self.log_text_bytes = self.log, [], 0, 0
         return log
 
     @property
@@ -151,7 +151,7 @@ class TransactionWork:
     def kept(self) -> int:
         """An estimate of the bytes that the node keeps for the transaction between two statements."""
         keys = 0 if self.sets is None else len(self.sets)
-        return self.size + self.logged + self.asked + KEY_BYTES * keys
+        return self.size + self.log_result_bytes + self.log_text_bytes + KEY_BYTES * keys
 
     def read_unchanged(self, piece: Compiled, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
         """Record the reads of a statement that changed no row; ``query`` sees the same rows as the statement.
@@ -166,7 +166,7 @@ class TransactionWork:
         """Execute SAVEPOINT; ``is_broken`` tells whether SQLite counts a deferred foreign key as broken."""
         if self.sets is not None:
             self.sets.mark()
-        is_broken = is_broken or self.unsure
+        is_broken = is_broken or self.keys_were_broken
         self.marks.append(
             Savepoint(name.lower(), len(self.changes), len(self.blurred), self.size, self.searched, is_broken)
         )
@@ -188,7 +188,7 @@ class TransactionWork:
         del self.marks[place + 1 :], self.changes[mark.changes :], self.blurred[mark.blurred :]
         self.size, self.searched = mark.size, mark.searched
         # The rows from before the savepoint may be written again, and SQLite then does not count their broken keys.
-        self.unsure = self.unsure or mark.is_broken
+        self.keys_were_broken = self.keys_were_broken or mark.is_broken
         if self.sets is not None:
             self.sets.roll_back(place)
 

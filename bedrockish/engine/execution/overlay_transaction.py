@@ -153,9 +153,9 @@ class OverlayTransaction:
         self._end: BedrockishError | None = None  # the error after which no statement can follow
 
     @property
-    def is_over(self) -> bool:
+    def ended_by_sqlite(self) -> bool:
         """True once SQLite itself has ended the transaction."""
-        return self.work.over
+        return self.work.ended_by_sqlite
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -356,12 +356,12 @@ class OverlayTransaction:
             writer.executor.reader = None  # the other connection does not see what this one has written
         if writer.journal_in_memory and piece.kind != READ and writer.executor.texts.again(piece.sql) is None:
             self._use_journal_file()
-        if interactive.inside is not work:
+        if interactive.swapped_in is not work:
             self.enter()
         try:
             return interactive.run(work, piece, params, room)
         except BedrockishError as failure:
-            if work.over or not isinstance(failure, UsageError):
+            if work.ended_by_sqlite or not isinstance(failure, UsageError):
                 self._end = failure
             raise
 
@@ -429,7 +429,7 @@ class OverlayTransaction:
         """
         work, interactive = self.work, self.interactive
         interactive.start(work)
-        if interactive.inside is work:
+        if interactive.swapped_in is work:
             return
         changes, ends = work.changes, [*(mark.changes for mark in work.marks), len(work.changes)]
         work.changes = changes[: ends[0]]

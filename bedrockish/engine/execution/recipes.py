@@ -72,7 +72,7 @@ def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan], table
     """
     if piece.kind not in (READ, WRITE) or (piece.kind == WRITE and piece.columns):
         return None
-    if piece.setting or piece.settings or piece.is_command or piece.is_dear or not piece.can_cache:
+    if piece.setting or piece.settings or piece.is_command or piece.is_uninterruptible or not piece.can_cache:
         return None
     if piece.reads_without_keys or piece.reads_system or piece.checks_keys:
         return None
@@ -164,7 +164,7 @@ def _lookup_of(pieces: tuple[Compiled, ...], lengths_of: Callable[[Compiled], Le
     piece = pieces[0]
     if len(pieces) > 1 or piece.kind != READ or not piece.columns or piece.setting or piece.settings:
         return None
-    if piece.is_command or piece.is_dear:
+    if piece.is_command or piece.is_uninterruptible:
         return None
     lengths = lengths_of(piece)
     if not lengths.is_brief or lengths.has_calls or lengths.has_patterns or lengths.searches is not None:

@@ -105,7 +105,7 @@ class TemporaryTransaction(OverlayTransaction):
         number = 0 if self._writer is None else self._writer.db.system_errno  # None if ``stop`` came before a writer
         if not is_of_a_file(error.__cause__, number):
             return
-        self.workspace.is_broken = self.work.over = True
+        self.workspace.is_broken = self.work.ended_by_sqlite = True
         raise TemporaryLostError(
             "the TEMP objects of the session are gone: their temporary files could not be written; the transaction did "
             "not happen: make room in the folder of temporary files (TMPDIR), and make the objects again"
@@ -122,7 +122,7 @@ class TemporaryTransaction(OverlayTransaction):
             )
 
     def _run_piece(self, piece: Compiled, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
-        assert self.interactive.inside is self.work, "after a swap, the rows of TEMP tables could not be made again"
+        assert self.interactive.swapped_in is self.work, "after a swap, the rows of TEMP tables could not be made again"
         try:
             found = super()._run_piece(piece, params, room)
         except ClockNeededError:
@@ -132,25 +132,27 @@ class TemporaryTransaction(OverlayTransaction):
                 sql=piece.shown,
             ) from None
         except BedrockishError as error:
-            if self.interactive.inside is not self.work:
-                self.work.over = True  # SQLite has rolled the whole transaction back, including its TEMP tables
+            if self.interactive.swapped_in is not self.work:
+                self.work.ended_by_sqlite = (
+                    True  # SQLite has rolled the whole transaction back, including its TEMP tables
+                )
             self._check_files(error)
             if isinstance(error, ConstraintError) or not isinstance(error.__cause__, apsw.FullError):
                 raise
-            if not self.work.over:
+            if not self.work.ended_by_sqlite:
                 self._end = None  # the statement alone is undone, and the next one may need less room
             raise TooLargeError(
                 f"the TEMP tables of a session take at most {self.workspace.temporary_bytes} bytes "
                 "(temporary_bytes_max); drop some of them, or copy less",
                 sql=piece.shown,
             ) from error
-        if piece.defines:
+        if piece.defines_temporary:
             self._defined = True
             self.executor.texts.forget()
             clash = self._clash(self.db)
             if clash:
                 # The statement has run, and only the end of the transaction removes its TEMP object.
-                self.work.over = True
+                self.work.ended_by_sqlite = True
                 raise UnsupportedError(
                     f"{clash}: the database has an object of this name; give the TEMP object another", sql=piece.sql
                 )

@@ -38,25 +38,25 @@ class Compiled:
     rest: str  # the text after the statement
     setting: str = ""  # the name of the PRAGMA that it sets until the end of the request, or empty
     # Pairs of a table and a column that its triggers update; the column is empty for an INSERT of a trigger.
-    inner: frozenset[tuple[str, str]] = frozenset()
+    trigger_updates: frozenset[tuple[str, str]] = frozenset()
     # The text to run instead, in which the node assigns the ids that the statement leaves out.
-    auto: Rewritten | None = None
+    with_ids: Rewritten | None = None
     # Name and declared type of each column of the result; the type is None if it is not a table's column.
     declared: tuple[tuple[str, str | None], ...] = ()
-    needs: int = 0  # the role that a user needs to run it
+    required_role: int = 0  # the role that a user needs to run it
     reads: frozenset[str] = frozenset()  # all tables and views that it reads, also by views, triggers and foreign keys
     writes: frozenset[str] = frozenset()  # all tables that it changes, also by views, triggers and foreign keys
     # The tables that it reads, updates or deletes from; and, as ``-NAME``, the tables that it inserts into.
-    named: frozenset[str] = frozenset()
+    accessed_tables: frozenset[str] = frozenset()
     configures: bool = False  # whether it makes a change that SQLite's counter of schema changes does not count
-    fills: bool = False  # whether it makes a table and its rows, as CREATE TABLE ... AS SELECT
-    defines: bool = False  # whether it makes, changes or drops a TEMP object
+    is_create_as_select: bool = False  # whether it makes a table and its rows, as CREATE TABLE ... AS SELECT
+    defines_temporary: bool = False  # whether it makes, changes or drops a TEMP object
     is_command: bool = False  # whether it is a command of a virtual table, with values to be written into the text
     is_upkeep: bool = False  # whether it is a command of FTS5 that changes no result of an index that matches its rows
-    is_dear: bool = False  # whether it calls a function or module that takes long and cannot be interrupted
+    is_uninterruptible: bool = False  # whether it calls a function or module that takes long and cannot be interrupted
     # Whether it makes a table of vec1. Only a rollback of the whole transaction undoes that: after a rollback to a
     # savepoint, later statements of the connection fail.
-    stays: bool = False
+    needs_full_rollback: bool = False
     compares: bool = False  # whether it calls ``like``, also by views and triggers
     settings: Settings = NONE  # the settings of its session that change its effect, and with which it therefore runs
     client_text: str = ""  # the text of literals for which it runs now; empty if it is ``sql``
@@ -69,9 +69,9 @@ class Compiled:
         return self.client_text or self.sql
 
     @property
-    def weight(self) -> int:
+    def memory_bytes(self) -> int:
         """The approximate bytes that it takes in memory, with the texts that are made from its own."""
-        names = len(self.names) + len(self.columns) + len(self.reads) + len(self.tables) + len(self.inner)
+        names = len(self.names) + len(self.columns) + len(self.reads) + len(self.tables) + len(self.trigger_updates)
         return 2_000 + 3 * getsizeof(self.sql) + 200 * names + sum(map(getsizeof, self.columns))
 
     @property
@@ -111,7 +111,7 @@ class Compiled:
 
     def text(self, params: Sequence[Any]) -> str:
         """Return the text to run with these parameters."""
-        auto = self.auto
+        auto = self.with_ids
         if auto is None:
             return self.sql
         for place in auto.nulls:

@@ -165,19 +165,19 @@ class Guard:
             whole_schema=calls.reads_schema or bool(cursor.is_explain) or is_pragma,
             rest=rest,
             setting=setting,
-            inner=frozenset(calls.inner),
+            trigger_updates=frozenset(calls.inner),
             declared=declared,
             configures=calls.analyzes,
-            fills=fills,
-            defines=calls.defines_temporary,
-            is_dear=calls.takes_long,
-            stays=calls.makes_vec1,
+            is_create_as_select=fills,
+            defines_temporary=calls.defines_temporary,
+            is_uninterruptible=calls.takes_long,
+            needs_full_rollback=calls.makes_vec1,
             compares=calls.calls_like,
         )
         if self.virtual.tables:
             self._find_virtual(piece, calls)
-        piece.needs = ADMIN if calls.reads_secrets else ROLES[piece.kind]
-        piece.reads, piece.writes, piece.named = map(frozenset, (calls.reads, calls.writes, calls.named))
+        piece.required_role = ADMIN if calls.reads_secrets else ROLES[piece.kind]
+        piece.reads, piece.writes, piece.accessed_tables = map(frozenset, (calls.reads, calls.writes, calls.named))
         return piece
 
     def _find_virtual(self, piece: Compiled, calls: Authorizer) -> None:
@@ -193,7 +193,7 @@ class Guard:
         for name in list(calls.reads):  # a search of an FTS5 index shows the rows of its content table
             calls.reads.update(table.removeprefix("t:") for table in layout.objects_of(name))
         modules = {layout.tables[name].module for name in calls.named & layout.tables.keys()}
-        piece.is_dear = piece.is_dear or not modules.isdisjoint(VECTORS)
+        piece.is_uninterruptible = piece.is_uninterruptible or not modules.isdisjoint(VECTORS)
         command = command_of(piece.sql, layout.tables) if piece.kind == WRITE else None
         if command is None:
             return

@@ -47,7 +47,7 @@ class StatementEffects(Protocol):
     """The effects of a compiled statement, for which its user needs rights."""
 
     sql: str
-    needs: int
+    required_role: int
     reads: frozenset[str]
     writes: frozenset[str]
 
@@ -70,13 +70,13 @@ class Rights:
         Raises:
             ForbiddenError: the user may not run it.
         """
-        if piece.needs > self.role:
+        if piece.required_role > self.role:
             self._check_tables(piece, views)
 
     def _check_tables(self, piece: StatementEffects, views: Collection[str]) -> None:
         """Make sure that the roles for single tables cover all tables touched, also by views, triggers and keys."""
-        if not self.tables or piece.needs > WRITER:
-            raise self.lacks(piece.needs, f"this statement {_DOES[piece.needs]}", sql=piece.sql)
+        if not self.tables or piece.required_role > WRITER:
+            raise self.lacks(piece.required_role, f"this statement {_DOES[piece.required_role]}", sql=piece.sql)
         for names, role, does in ((piece.writes, WRITER, "changes"), (piece.reads, READER, "reads")):
             for name in sorted(names):
                 key = folded(name)

@@ -42,13 +42,13 @@ def settled(
         piece.settings = settings
         return piece
     found: Settings = NONE
-    if TRIGGERS in settings and piece.kind in (WRITE, TEMPORARY) and not piece.defines:
+    if TRIGGERS in settings and piece.kind in (WRITE, TEMPORARY) and not piece.defines_temporary:
         tables = {folded(name) for name in piece.writes}
         if (has_more or any(map(definitions.has_triggers, tables))) and _needs_triggers(db, piece):
             with in_force(db, frozenset({TRIGGERS})):
                 piece = again()
             found |= {TRIGGERS}
-    if LIKE in settings and piece.compares and (piece.kind != SCHEMA or piece.fills):
+    if LIKE in settings and piece.compares and (piece.kind != SCHEMA or piece.is_create_as_select):
         _check_definitions(definitions, piece)
         found |= {LIKE}
     piece.settings = found

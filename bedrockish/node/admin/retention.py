@@ -264,7 +264,7 @@ class Upkeep:
 
     async def _reach_writer(self) -> None:
         """Wait until no thread has the writer; using the writer earlier would block the loop and all links."""
-        while self._engine.batch.is_away:
+        while self._engine.batch.is_in_thread:
             await self._durable()
 
     async def _remove(self, upto: Mapping[str, int]) -> int:

@@ -111,7 +111,7 @@ class Donor:
             raise UnavailableError(self._core.state.trouble)
 
     def _make(self) -> tuple[int, bytes]:
-        """Make the copy, in a thread, and stop if the node is to end; return the copy's size and digest."""
+        """Make the copy, in a thread; return its size and digest. The call ends early if its task is cancelled."""
         go_on = trio.from_thread.check_cancelled
         with suppress(OSError):
             remove(self._path)

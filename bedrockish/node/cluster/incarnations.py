@@ -66,9 +66,9 @@ class Incarnations:
         """Check a peer's statements about its file when it connects; return a Refusal if it must be refused.
 
         A learner promises nothing, so it may connect with an older state of its file. This state then replaces the
-        remembered one, so that the node is not refused for its lost state when it has become a voter. But a learner is
-        refused if the membership records another file: two files with one name would take each other's links for ever,
-        and the file that was admitted last is valid.
+        remembered one, so that the node is not refused when it has become a voter. But a learner is refused if the
+        membership records another file: two processes with one name would take each other's links for ever, and the
+        file that was admitted last is the valid one.
         """
         member, store, batches = membership.members.get(node), info.get("store"), info.get("batches")
         if not isinstance(store, str) or not isinstance(batches, int) or member is None:
@@ -151,7 +151,7 @@ def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: i
     if store != own.get("store") or not isinstance(start, bytes) or type(seen) is not int or not starts:
         return ""
     if start == starts[-1][0] and seen > batches:
-        return f"it has been told of {seen} batches of this very process, which has written {batches}"
+        return f"it claims to have seen {seen} batches of this process, which has written {batches}"
     if not lacks(starts, batches, SeenState(str(store), seen, start)):
         return f"our file has all of the {seen} batches that it has seen"
     return ""

@@ -48,7 +48,7 @@ from bedrockish_net.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
-FAREWELL_S = 2.0  # how long a link to a removed node is kept, so that the node gets the message of its removal
+FAREWELL_S = 2.0  # how long a link to a removed node is kept, so that the node gets the entry of its removal
 LEVEL_S = 1.0  # seconds between two checks whether the release level can be raised
 LEVEL_TIMEOUT_S = 10.0
 SILENT_MS_MIN = 2_000  # a member counts as alive at least this long after its last message, whatever suspicion_ms is
@@ -66,7 +66,7 @@ def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
 
 
 def set_members(mesh: Mesh, core: Node, known: Incarnations, nursery: trio.Nursery) -> None:
-    """Keep links to the present members; links to former members stay a moment, to tell them of their removal."""
+    """Keep links to the present members; links to former members stay a moment, to send them the change."""
     now, before = addresses(core.state.roster.links()), mesh.peers
     known.forget(core.state.roster.links())
     logger.info("members: %s", ", ".join(f"{node} at {host}:{port}" for node, (host, port) in sorted(now.items())))
@@ -146,12 +146,12 @@ def _alive(core: Node, now: Now) -> list[str]:
     return [node for node, peer in up if now.seconds - peer.heard < patience]
 
 
-def asks_the_living(change: MemberChange) -> bool:
+def depends_on_alive(change: MemberChange) -> bool:
     """Return whether the outcome of a change depends on the members that are alive."""
     return change.action in (ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE)
 
 
-async def hear_the_living(core: Node, clock: Callable[[], Now]) -> None:
+async def wait_for_alive(core: Node, clock: Callable[[], Now]) -> None:
     """Wait until each member has sent a message after the beginning of this call, or counts as dead.
 
     A running member sends a heartbeat during the call. A member that failed just before the call counts as dead when

@@ -1,8 +1,8 @@
 """The starts of a node's process on its file, by which peers recognise an older state of the file.
 
-The number of batches in a file is not enough: a file that was restored from a copy, and was written to since, may have
-as many batches as the lost file, or more. So each start of the process writes to the file a random id, and the number
-of batches at that moment. A restored file lacks the last start of the lost file, or has a later start at a smaller
+The number of batches in a file is not enough: a file that was restored from a copy, and written to afterwards, may have
+as many batches as the lost file, or more. So each start of the process writes a random id, and the number of batches at
+that moment, to the file. A restored file lacks the last start of the lost file, or has a later start at a smaller
 number of batches than the lost file had.
 """
 

@@ -1,7 +1,7 @@
 """The mark of a join that has not finished its node's file: until then, ``serve`` would found another cluster there.
 
-Clients with the node's address in their URL would write to that cluster, and the cluster that has admitted the node
-would never get these commits.
+Clients with the node's address in their URL would write to that other cluster, and these commits would never reach the
+cluster that has admitted the node.
 """
 
 import os

@@ -36,8 +36,8 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0  # seconds between two checks of the other members' answers
-LOOK_AGAIN_S = 5.0  # seconds between two checks whether another node has applied an entry that stops this node
+EXAMINE_S = 2.0  # seconds between two examinations of the damage
+BLOCKED_S = 5.0  # seconds between two checks whether another node has applied an entry that stops this node
 PROVE_AGAIN_S = 30.0  # seconds until the next try, if the comparison of a copy with its journal lacked room
 RESOLVE_TRIES = 10
 OWN_JOURNAL, OWN_TABLES = "its own journal", "its own tables, with new indexes"
@@ -60,17 +60,17 @@ class Healer:
         core: Node,  # has the alarms, and knows the members
         engine: Engine,
         config: Config,  # has the setting whether the repair begins without an order
-        entry: Callable[[], ClientCredentials],  # returns this node's credentials for links to other members
+        credentials: Callable[[], ClientCredentials],  # returns this node's credentials for links to other members
         scrubber: Scrubber,  # compares tables
         prepare: Prepare,  # registers the plugins' additions on a connection
         durable: Durable,
         restart: Callable[[RestartError | DamagedError], None],  # restarts the node
     ) -> None:
-        self._core, self._engine, self._config, self._entry = core, engine, config, entry
+        self._core, self._engine, self._config, self._credentials = core, engine, config, credentials
         self._scrubber, self._prepare, self._durable, self._restart = scrubber, prepare, durable, restart
         self._ordered: str | None = None  # the ordered source: a node, or empty for any; None if no order waits
         self._wake = trio.Event()
-        self._said = ""
+        self._last_report = ""
 
     @property
     def _txid(self) -> Txid | None:
@@ -98,11 +98,11 @@ class Healer:
         if self._engine.journal.has(txid):
             return COMMITTED
         # A transaction that only this node has given up counts as unknown: others may have its vote, and commit it.
-        over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
-        # If this node is the only voter, its transaction is rolled back once it is given up or no longer pending.
-        is_left = txid not in state.votes.pending or txid in self._core.coordinator.rollbacks
-        decides = txid.leader == state.me and state.roster.voters == [state.me] and is_left
-        return ROLLED_BACK if over or decides else UNKNOWN
+        has_ended = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
+        # If this node is the only voter, its transaction is rolled back when it is given up or no longer pending.
+        is_given_up = txid not in state.votes.pending or txid in self._core.coordinator.rollbacks
+        decides = txid.leader == state.me and state.roster.voters == [state.me] and is_given_up
+        return ROLLED_BACK if has_ended or decides else UNKNOWN
 
     async def repair(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the order ``repair``: start the repair now, if the tables or the journal are damaged.
@@ -155,18 +155,20 @@ class Healer:
         return {"node": state.me, "resolved": str(txid)}
 
     async def _check_resolvable(self, txid: Txid, *, force: bool) -> None:
-        """Refuse to decide on an entry that stops no node, or that may have been acknowledged."""
+        """Check that an entry stops a node, and that no node may have acknowledged it."""
         state = self._core.state
-        words, silent = await self._ask(txid)
+        answers, silent = await self._ask(txid)
         for _ in range(RESOLVE_TRIES):  # several tries: a node that has just followed the same order is restarting
             if not silent or force:
                 break
             await trio.sleep(1.0)
-            words, silent = await self._ask(txid)
-        if txid not in state.blocked and not any(word.blocked or word.outcome == VOIDED for word in words.values()):
+            answers, silent = await self._ask(txid)
+        if txid not in state.blocked and not any(
+            answer.blocked or answer.outcome == VOIDED for answer in answers.values()
+        ):
             known = ", ".join(map(str, sorted(state.blocked))) or "nothing"
             raise UsageError(f"{txid} stops no node; node {state.me} is stopped by {known}: see bedrockish status")
-        has = [node for node, word in words.items() if word.outcome == COMMITTED]
+        has = [node for node, answer in answers.items() if answer.outcome == COMMITTED]
         if has and not force:
             raise UsageError(
                 f"{', '.join(has)} has applied {txid}, and may have acknowledged it: repair the other nodes from there "
@@ -189,13 +191,13 @@ class Healer:
                 await self._act_on(verdict, report)
             except (BedrockishError, JournalError) as error:
                 self._report(f"it cannot be repaired now: {error}")
-            with trio.move_on_after(LOOK_S):
+            with trio.move_on_after(EXAMINE_S):
                 await self._wake.wait()
             self._wake = trio.Event()
         while self._core.state.blocked:
             for txid in sorted(self._core.state.blocked):
                 await self._check_blocked(txid)
-            await trio.sleep(LOOK_AGAIN_S)
+            await trio.sleep(BLOCKED_S)
 
     async def prove(self) -> None:
         """Compare the tables with the journal once, if they are a copy that was not compared yet.
@@ -221,11 +223,9 @@ class Healer:
             logger.info("the tables of the copy equal a replay of its journal")
 
     async def _check_blocked(self, txid: Txid) -> None:
-        """Ask whether other nodes have since applied an entry that no node could apply; if so, restart: this node is
-        damaged.
-        """
-        words, _ = await self._ask(txid)
-        fits = [node for node, word in words.items() if word.has_it]
+        """Restart this node as damaged if another node has applied the entry that stops this node."""
+        answers, _ = await self._ask(txid)
+        fits = [node for node, answer in answers.items() if answer.has_it]
         if fits:
             why = f"{txid}, which does not fit at node {self._core.state.me}, is applied at {', '.join(fits)}"
             self._restart(DamagedError(why, table="", txid=str(txid)))
@@ -233,21 +233,21 @@ class Healer:
     async def _ask(self, txid: Txid) -> tuple[dict[str, MemberAnswer], list[str]]:
         """Ask all other members about a transaction; return their answers, and the names of the silent members."""
         others = list(self._core.state.roster.peers)
-        words: dict[str, MemberAnswer] = {}
-        async with peer_calls(self._core, self._config, self._entry(), others) as links:
+        answers: dict[str, MemberAnswer] = {}
+        async with peer_calls(self._core, self._config, self._credentials(), others) as links:
             for node, call in links.items():
                 try:
                     told = await call({"do": "entry", "txid": str(txid)})
-                    words[node] = MemberAnswer(Mode(told["mode"]), str(told["outcome"]), told.get("blocked") is True)
+                    answers[node] = MemberAnswer(Mode(told["mode"]), str(told["outcome"]), told.get("blocked") is True)
                 except (BedrockishError, KeyError, ValueError, TypeError) as error:
                     logger.info("%s does not report its facts about %s: %s", node, txid, error)
-        return words, [node for node in others if node not in words]
+        return answers, [node for node in others if node not in answers]
 
     async def examine(self) -> tuple[Verdict, ComparisonReport | None]:
         """Return the verdict on this node's tables, and the report of the comparison with other nodes, if any."""
         state, txid = self._core.state, self._txid
         details = state.health.alarms[DAMAGED_TABLES].details
-        words: dict[str, MemberAnswer] = {}
+        answers: dict[str, MemberAnswer] = {}
         silent: list[str] = []
         own = UNKNOWN
         if txid is None and "entry" in details:
@@ -255,7 +255,7 @@ class Healer:
         if UNPROVEN in state.health.alarms:
             return Verdict(Ruling.ALONE, "its tables are a copy that does not fit its journal"), None
         if txid is not None:
-            words, silent = await self._ask(txid)
+            answers, silent = await self._ask(txid)
             own = self._outcome(txid)
         # The comparison reads tables only, so it does not notice a damaged page of an index.
         fault = await self._find_fault() if "page" in details else ""
@@ -266,11 +266,11 @@ class Healer:
             report, agrees, why = None, None, f"no other node can be compared: {error.message}"
         if fault:
             agrees, why = False, f"its file is damaged: {fault}"
-        elif not agrees:  # a whole journal is better evidence than any majority
+        elif not agrees:  # a replay of the whole journal is better evidence than a majority
             agrees, why = await self._agrees_with_journal(agrees, why)
         what = f"{details.get('entry', txid)} ({txid})" if txid is not None else ""
         leads = txid is not None and txid.leader == state.me
-        return judge(what, own, words, silent, agrees, why, leads=leads), report
+        return judge(what, own, answers, silent, agrees, why, leads=leads), report
 
     async def _find_fault(self) -> str:
         return await trio.to_thread.run_sync(
@@ -293,10 +293,10 @@ class Healer:
         return True, f"its tables are those of {', '.join(node for node in agreeing if node != me)}"
 
     async def _agrees_with_journal(self, agrees: bool | None, why: str) -> tuple[bool | None, str]:
-        """Return whether the tables equal a replay of the journal, and why; ``agrees`` for an incomplete journal."""
+        """Return whether the tables equal a replay of the journal, and why; or the arguments if it is incomplete."""
         same, why_not = await self._scrubber.fits_journal()
         if same is None:
-            return agrees, f"{why}; and this node's journal does not tell: {why_not}"
+            return agrees, f"{why}; and this node's journal cannot be replayed: {why_not}"
         return same, f"its tables equal a replay of its journal ({why})" if same else f"{why_not} ({why})"
 
     # -- repairing -------------------------------------------------------------------------------------------------
@@ -333,22 +333,24 @@ class Healer:
             logger.warning("filling the tables again from %s", source)
             self._restart(RestartError(f"filled again from {source}", copy))
             return
-        self._report(f"there is no source to fill it from: {'; '.join(why) or 'no node answers'}")
+        self._report(f"the tables cannot be filled again from any source: {'; '.join(why) or 'no node answers'}")
 
     def _sources(self, report: ComparisonReport | None) -> list[str]:
         if self._ordered:
             return [self._ordered]
         wrong = {node for one in report.differences for node in one.minority} if report is not None else set[str]()
         serving = [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
-        # If only a page is damaged, the rows of this node's tables may still be right: they are the last source.
+        # If only a page is damaged, the rows of this node's own tables may still be right: the last source.
         is_page = "page" in self._core.state.health.alarms[DAMAGED_TABLES].details
         return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL, *[OWN_TABLES] * is_page]
 
     async def _from(self, source: str, report: ComparisonReport | None) -> Path:
-        """Fetch a copy of another node's file, and prove it."""
+        """Fetch a copy of another node's file and, without an operator's order, check that its tables are right."""
         state, target = self._core.state, refill.refill_path(self._config.database)
         address = parse_address(state.roster.membership.members[source].address, where=f"member {source}")
-        async with calls(address, Hello(f"repair-{state.me}", self._config.cluster, "client"), self._entry()) as call:
+        async with calls(
+            address, Hello(f"repair-{state.me}", self._config.cluster, "client"), self._credentials()
+        ) as call:
             await download(call, target, partial(check_room, target))
         go_on = trio.from_thread.check_cancelled
         has = await trio.to_thread.run_sync(refill.check_copy, target, dict(state.timelines.applied), go_on)
@@ -366,7 +368,7 @@ class Healer:
                 raise
 
     def _proven(self, source: str, report: ComparisonReport | None) -> bool:
-        """Return whether the tables of a source equal those of a majority, in which this damaged node does not count.
+        """Return whether the tables of a source equal those of a majority of the members, without this damaged node.
 
         If another node is damaged, too, return False: its rows, which may be the right ones, were not compared.
         """
@@ -419,9 +421,9 @@ class Healer:
         alarm = health.alarms[DAMAGED_TABLES]
         details = {**alarm.details, "verdict": what}
         health.set_alarm(DAMAGED_TABLES, alarm.mode, alarm.reason, **details)
-        if what != self._said:
+        if what != self._last_report:
             logger.warning("%s", what)
-            self._said = what
+            self._last_report = what
 
 
 def note_damage(engine: Engine, damage: DamagedError) -> None:

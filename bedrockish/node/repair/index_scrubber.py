@@ -54,7 +54,7 @@ class IndexScrubber:
         self._wake = trio.Event()
         self._last: dict[str, Any] = {"passes": 0, "rows": 0, "seconds": None}
 
-    def hurry(self) -> None:
+    def start_now(self) -> None:
         """Start a pass now, without pauses."""
         self._wake.set()
 
@@ -99,7 +99,9 @@ class IndexScrubber:
                         break
                     after = found.last
             corrupt = await self._in_thread(corrupt_indexes)
-            if corrupt and not self._engine.batch.is_away:  # if the writer is away, the next pass rebuilds the indexes
+            if (
+                corrupt and not self._engine.batch.is_in_thread
+            ):  # if the writer is away, the next pass rebuilds the indexes
                 logger.error("the node rebuilds the corrupt index %s from its table", ", ".join(corrupt))
                 self._engine.rebuild_indexes(corrupt)
         except DamagedError as error:

@@ -93,14 +93,14 @@ class Scrubber:
         core: Node,
         engine: Engine,
         config: Config,  # has the pace
-        entry: Callable[[], ClientCredentials],  # returns this node's credentials for links to other members
+        credentials: Callable[[], ClientCredentials],  # returns this node's credentials for links to other members
         prepare: Prepare,  # registers the plugins' additions with a connection
-        damaged: Callable[[DamagedError], None],  # called when this node's rows are found to differ from most others'
+        damaged: Callable[[DamagedError], None],  # called when this node's rows differ from those of most nodes
     ) -> None:
-        self._core, self._engine, self._config, self._entry = core, engine, config, entry
+        self._core, self._engine, self._config, self._credentials = core, engine, config, credentials
         self._prepare, self._damaged = prepare, damaged
         self._limiter = trio.CapacityLimiter(1)
-        self._replays = trio.CapacityLimiter(1)  # replays take long, and must not delay the digests for others
+        self._replays = trio.CapacityLimiter(1)  # replays take long, and must not delay the digests for other nodes
         self._wake = trio.Event()
         self._ordered_at = -ORDER_S
         self.found: list[str] = []  # the result of the last comparison, as text
@@ -119,14 +119,14 @@ class Scrubber:
             what, beyond = unpack_range(asked)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        return pack_digest(await self.own(what, beyond))
+        return pack_digest(await self.digest_here(what, beyond))
 
-    async def own(self, asked: Range, beyond: Vector | None) -> RangeDigest:
+    async def digest_here(self, asked: Range, beyond: Vector | None) -> RangeDigest:
         """Return the digest of this node's rows in a range, as of its last batch."""
         read = self._engine.background.digest_range
         return await trio.to_thread.run_sync(read, asked, beyond, limiter=self._limiter)
 
-    async def hurry(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
+    async def start_now(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the order ``scrub``: begin a comparison now."""
         if trio.current_time() - self._ordered_at > ORDER_S:  # two nodes that order each other must not do so for ever
             self._ordered_at = trio.current_time()
@@ -141,7 +141,7 @@ class Scrubber:
     # -- comparing -------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Compare again and again at the configured pace, until cancelled; at once if ``_wait`` ends early."""
+        """Compare the tables again and again, until cancelled: at the configured pace, or at once by order or doubt."""
         told, state = self._config.repair, self._core.state
         wait_s = FIRST_S if told.scrub_rows_per_second else float("inf")
         while state.health.reads:
@@ -180,8 +180,8 @@ class Scrubber:
             UnavailableError: no other node can be asked.
         """
         state = self._core.state
-        async with peer_calls(self._core, self._config, self._entry(), nodes) as links:
-            asks: dict[str, AskRange] = {state.me: self.own}
+        async with peer_calls(self._core, self._config, self._credentials(), nodes) as links:
+            asks: dict[str, AskRange] = {state.me: self.digest_here}
             asks |= {node: ask_range(call) for node, call in links.items()}
             if len(asks) < 2:
                 raise UnavailableError("no other node can be asked")
@@ -207,7 +207,7 @@ class Scrubber:
         if mine:
             self._damaged(differs(me, mine[0]))
             return
-        async with peer_calls(self._core, self._config, self._entry(), sorted(others)) as links:
+        async with peer_calls(self._core, self._config, self._credentials(), sorted(others)) as links:
             for call in links.values():
                 await call({"do": "scrub"})  # the damaged node compares, too, and then repairs itself
 
@@ -234,5 +234,5 @@ class Scrubber:
 
 
 def differs(me: str, found: DifferingRow) -> DamagedError:
-    """Return the error with which a node stops serving tables that differ from most others'."""
+    """Return the error with which a node stops serving tables that differ from those of most nodes."""
     return DamagedError(f"node {me} is damaged: {found}", table=found.table, key=found.key)

@@ -1,7 +1,7 @@
 """The verdict on damage: whether only this node's tables are wrong, or no node can apply an entry. Pure.
 
-Two facts decide: whether others have applied the entry that does not fit here, and whether the tables here are equal to
-most others'. While a node that could know more does not answer, the verdict is to wait.
+Two facts decide: whether other members have applied the entry that does not fit here, and whether the tables here equal
+those of most members. While a node that could know more does not answer, the verdict is to wait.
 """
 
 from collections.abc import Collection, Mapping
@@ -49,7 +49,7 @@ class Verdict:
 def judge(
     entry: str,  # the name of the entry that cannot be applied here; empty if rows were found to differ
     own: str,  # the entry's outcome as this node knows it
-    words: Mapping[str, MemberAnswer],  # the answers of the other members
+    answers: Mapping[str, MemberAnswer],  # the answers of the other members
     silent: Collection[str],  # the other members that do not answer
     # Whether the tables here equal those of a majority of the members, or of the journal; None: unknown.
     agrees: bool | None,
@@ -64,10 +64,10 @@ def judge(
         return Verdict(Ruling.ALONE, f"the tables of this node alone are damaged: {agree_why}")
     if not entry:
         return _without_entry(silent, agrees, agree_why)
-    fits = sorted(node for node, word in words.items() if word.has_it)
+    fits = sorted(node for node, answer in answers.items() if answer.has_it)
     if fits:
         return Verdict(Ruling.ALONE, f"{entry} fits at {', '.join(fits)}: the tables of this node alone are damaged")
-    if ROLLED_BACK in (own, *(word.outcome for word in words.values())):
+    if ROLLED_BACK in (own, *(answer.outcome for answer in answers.values())):
         if agrees:
             return Verdict(Ruling.SOUND, f"{entry} was rolled back everywhere, and {agree_why}")
         return Verdict(Ruling.WAIT, f"{entry} was rolled back everywhere; {_unknown(silent, agree_why)}")
@@ -75,7 +75,7 @@ def judge(
         return Verdict(Ruling.WAIT, f"{entry} does not fit here; {_unknown(silent, agree_why)}")
     if agrees is None:
         return Verdict(Ruling.WAIT, f"{entry} does not fit here, and no node has applied it; {agree_why}")
-    if leads and not any(word.blocked for word in words.values()):
+    if leads and not any(answer.blocked for answer in answers.values()):
         return Verdict(Ruling.WAIT, f"{entry}, which was led here, does not fit, and is not decided yet")
     return Verdict(Ruling.NOWHERE, f"{entry} fits at no node, and {agree_why}")
 
@@ -88,5 +88,5 @@ def _without_entry(silent: Collection[str], agrees: bool | None, agree_why: str)
 
 def _unknown(silent: Collection[str], agree_why: str) -> str:
     if silent:
-        return f"waiting for {', '.join(sorted(silent))}, who may know more"
+        return f"waiting for {', '.join(sorted(silent))}, which may know more"
     return agree_why or "it is unknown which node is right"

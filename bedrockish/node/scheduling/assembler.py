@@ -1,7 +1,7 @@
 """Assembles messages from their pieces, and decodes them, in a thread and on a connection of its own.
 
-The core goes on in parallel: a message of 30 MB takes some tenths of a second, in which all other transactions would
-wait. The messages are assembled one after the other, in the order of their arrival.
+A message of 30 MB takes some tenths of a second, in which the loop would serve no other transaction. The messages are
+assembled one after the other, in the order of their arrival.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
-"""Builds indexes, a slice at a time between the node's other work (``engine.storage.index_build``).
+"""Builds indexes online, slice by slice between the node's other work (``engine.storage.index_build``).
 
-Each slice takes some milliseconds of the processor, and then other work has the loop for at least as long: only the
-client that asked for the schema change waits for the index.
+Each slice takes some milliseconds of the processor, and then other work gets the loop for at least as long: only the
+client of the schema change waits for the index.
 """
 
 import logging
@@ -81,7 +81,7 @@ class Builds:
             logger.info("%s was built next to its table in %.1f s, of %d rows", plan.title, took_s, build.rows)
 
     async def _started(self, plan: BuildPlan, change: Transaction) -> Build | None:
-        """Begin a build at the next boundary, and return the build; None if the change is in force before then."""
+        """Begin a build at the next boundary, and return it; None if the change has come into force by that time."""
 
         def begin() -> Build | None:
             return self._engine.builds.start(plan, change.txid) if self._state.schema.scheduled is change else None
@@ -94,7 +94,7 @@ class Builds:
         while build.phase not in (Phase.READY, Phase.FAILED):
             if build.is_waiting:
                 await trio.to_thread.run_sync(build.fetch, abandon_on_cancel=True)
-            if self._engine.batch.is_away:
+            if self._engine.batch.is_in_thread:
                 back = trio.Event()
                 self._boundary.call(back.set)
                 await back.wait()

@@ -3,12 +3,11 @@
 A read at the level ``stale`` needs neither votes nor the open batch: the last durable batch answers it, if that batch
 covers the session's token. One connection holds a snapshot of the batch; the snapshot moves on after each sync.
 
-A read at the level ``session`` shows all commits that any client may have been told of and that the node has applied:
+A read at the level ``session`` shows all commits that the node has applied and a client may know to have happened:
 
-- *Commits of other nodes* may be shown before they are durable here: they left their leader when they were durable
-  there, and a quorum has approved them. A crash of this node cannot undo them; the node fetches them again.
-- *Commits of this node* may not be shown before they are durable, and need not be shown before: no client has got their
-  answers.
+- *Commits of other nodes* may be shown before they are durable here: they were durable at their leader before their
+  COMMIT was sent. After a crash of this node, the node fetches them again.
+- *Commits of this node* may not be shown before they are durable, and need not be: their answers have not been sent.
 
 So the snapshot answers the read if all newer commits are this node's own, and the open batch answers it if all newer
 commits are of other nodes. If there are newer commits of both kinds, the core answers, after the sync.
@@ -37,12 +36,12 @@ from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish_journal.model.vector import Vector, covers
 
-TURN_S = 0.02  # seconds that successive reads may take before other work has the loop
-PAUSE_S = 0.001  # after a longer pause between reads, other work has had the loop
+TURN_S = 0.02  # how long successive reads may take before other work gets the loop
+PAUSE_S = 0.001  # a longer pause between two reads means that other work has had the loop
 TEXTS_MAX, TEXT_MAX = 2_000, 4_000  # most remembered texts, and most characters of each: together below 32 MB
 LOOKS_LIKE_A_READ = re.compile(r"\s*(?:SELECT|VALUES|WITH)\b", re.IGNORECASE)
-# Words of statements that write, and functions whose values SQLite takes from the connection, which all sessions share.
-# A text that has such a word by chance is answered by the core.
+# Words of statements that write, and functions whose values belong to the connection, which all sessions share. The
+# core answers every text with such a word.
 LEFT_TO_THE_CORE = re.compile(
     r"\b(?:INSERT|UPDATE|DELETE|REPLACE|last_insert_rowid|changes|total_changes)\b", re.IGNORECASE
 )
@@ -91,13 +90,13 @@ class DirectReads:
         self._until = time.monotonic() + TURN_S
 
     def may_answer(self, request: Request) -> bool:
-        """Return whether a request looks like a short read."""
+        """Return whether a request looks like a short read, judged by its texts and the size of its values."""
         if request.change is not None:
             return False
         if request.statements and self._texts.get(request.statements[0].sql) is False:
-            return False  # the text is known to write; ``is_bulky`` would first look at all values
+            return False  # known to write; tested before ``is_bulky``, which examines all values
         workers = self._node.workers
-        # Long texts are sorted out first, because ``_may_be_read`` may remember a text.
+        # Long texts are excluded first, because ``_may_be_read`` may cache the text.
         return not (workers.expects(*request.texts) or is_bulky(request)) and self._may_be_read(request)
 
     def read(self, request: Request) -> Answer | None:
@@ -124,11 +123,11 @@ class DirectReads:
             return None
         try:
             pin = self._pinned()
-            # Rights that were changed after the snapshot are not durable yet; the core waits until they are.
+            # If rights were changed after the snapshot, the core answers when the change is durable.
             if pin is None or pin.flushed.members != engine.flushed.members:
                 return None
             token, self.schema = self._token, pin.flushed.schema
-            # At the level ``stale`` the snapshot answers, so that no read waits for a disk.
+            # At the level ``stale`` the snapshot always answers, so that such a read never waits for the disk.
             if request.read == STALE or engine.applied == pin.flushed.applied or self._is_own(pin):
                 self.base = pin.flushed.applied
                 results = self._reads.read_pinned(request, self._budget_s)
@@ -166,13 +165,11 @@ class DirectReads:
             engine.applied.get(self._me) == pin.flushed.applied.get(self._me)
             and engine.schema_version == pin.flushed.schema
             and self._node.core.state.schema.scheduled is None
-            and not engine.batch.is_away
+            and not engine.batch.is_in_thread
         )
 
     def _token_now(self, pin: PinnedBatch) -> Token:
-        """Return the token of everything applied; its clock is at or after all commits and the activation of the
-        schema.
-        """
+        """Return the token for everything applied; its clock is at or after each commit and the schema's activation."""
         engine = self._engine
         last, applied, token = self._open_token
         if last is not pin or applied != engine.applied:
@@ -198,15 +195,15 @@ class DirectReads:
         return True
 
     def _pinned(self) -> PinnedBatch | None:
-        """Return the held snapshot, moved to the last batch if that batch is durable; None if no snapshot is held."""
+        """Return the snapshot, moved to the last batch if that is durable; None if no snapshot can be taken now."""
         if self._is_learning:
             return None
         pin, flushed = self._reads.pinned, self._engine.flushed
         if pin is not None and pin.flushed.batches == flushed.batches:
             return pin
-        # Until the last batch is durable, the batch before it is shown. A thread that has the writer may be about to
-        # start the write-ahead log over, which a snapshot taken now would prevent.
-        if flushed.batches > self._node.gate.durable_batches or self._engine.batch.is_away:
+        # Until the last batch is durable, the snapshot stays. It also stays while a thread has the writer: the thread
+        # may be about to restart the write-ahead log, which a new snapshot would prevent.
+        if flushed.batches > self._node.gate.durable_batches or self._engine.batch.is_in_thread:
             return pin
         return self._pin()
 
@@ -240,10 +237,10 @@ class DirectReads:
             self._is_learning = False
 
     def before_flush(self) -> None:
-        """Move the snapshot to the last batch: reads see that batch until the batch that is committed now is durable.
+        """Move the snapshot to the last batch, before the open batch is committed: reads use it until that is durable.
 
-        The snapshot is released instead if no read has used it, or if the write-ahead log is about to start over, which
-        a reader would prevent.
+        The snapshot is released instead if no read has used it, or if the write-ahead log is about to restart, which a
+        reader would prevent.
         """
         if self._reads.pinned is None or self._is_learning:
             return

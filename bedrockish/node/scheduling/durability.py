@@ -35,9 +35,9 @@ class Waiter:
     """A request that waits for its answer, or whose answer waits for the disk.
 
     ``done`` is called with the answer when it may be sent. ``prepare`` executes the request instead of the engine.
-    ``shares``: whether the result of ``prepare`` may be merged with those of other requests. ``held``: the bytes of a
-    large request's effects and answer. ``owner``: the link of a client's request. ``is_left``: whether the
-    request is a read of a client that has gone, or its caller has cancelled it.
+    ``shares``: whether the result of ``prepare`` may be merged with those of other requests. ``held_bytes``: the bytes
+    of a large request's effects and answer. ``owner``: the link of a client's request. ``is_abandoned``: whether the
+    request is a read of a client that has disconnected, or its caller has cancelled it.
     """
 
     request_id: int
@@ -46,10 +46,10 @@ class Waiter:
     prepare: MakePrepared | None = None
     answer: Answer | BedrockishError | None = None
     began: float = field(default_factory=time.monotonic)
-    held: int = 0
+    held_bytes: int = 0
     shares: bool = False
     owner: object = None
-    is_left: bool = False
+    is_abandoned: bool = False
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class HeldOutput:
     messages: dict[str, list[bytes]] = field(default_factory=dict)  # messages by peer
     replies: list[Waiter] = field(default_factory=list)
     marks: list[trio.Event] = field(default_factory=list)
-    hurries: bool = False  # whether a message must not wait for a later batch
+    is_urgent: bool = False  # whether a peer waits for one of the messages
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.replies or self.marks)
@@ -67,7 +67,7 @@ class HeldOutput:
     @property
     def is_awaited(self) -> bool:
         """Whether a peer, a client or a task waits for any of this output."""
-        return bool(self.hurries or self.replies or self.marks)
+        return bool(self.is_urgent or self.replies or self.marks)
 
     def take_replies(self, wanted: Callable[[Waiter], bool]) -> list[Waiter]:
         """Remove and return the waiters that have an answer and that ``wanted`` picks."""
@@ -80,9 +80,9 @@ class HeldOutput:
 class FsyncThread:
     """Runs ``sync`` in a thread that does nothing else, so that the loop need not wait for the disk.
 
-    The thread lives as long as the node, and gets one job at a time: a general thread pool costs several times as much
+    The thread runs as long as the node, and gets one job at a time: a general thread pool costs several times as much
     per call, and every transaction waits for this call. The object is a context manager inside trio; at its exit it
-    raises the error of the last sync, if the caller of that sync has not got it.
+    raises the error of the last sync, unless the caller of that sync has received it.
     """
 
     def __init__(self, sync: Callable[[], None]) -> None:
@@ -91,15 +91,15 @@ class FsyncThread:
         self.took = Histogram()  # how long each sync took
         self.mean_s = math.inf  # the moving average of the seconds of a sync; infinite before the first
         self._stalled_at = -math.inf
-        self._untold: BaseException | None = None  # the error of the last sync, until its caller gets it
+        self._undelivered_error: BaseException | None = None  # the error of the last sync, until its caller gets it
         self._token: trio.lowlevel.TrioToken | None = None
         self._loop: ReadLoop | None = None
-        self._bell = -1  # an eventfd with which the thread wakes the read loop; -1 without one
-        self._over: deque[Synced] = deque()  # finished jobs whose callers have no answer yet
+        self._eventfd = -1  # an eventfd with which the thread wakes the read loop; -1 without one
+        self._finished: deque[Synced] = deque()  # the callbacks of finished syncs that were not called yet
         self._thread = Thread(target=self._run, name="sync", daemon=True)
 
-    def tell_by(self, loop: ReadLoop) -> None:
-        """Have a read loop call each ``done``, in one pass with its links; call this before the thread starts.
+    def report_to(self, loop: ReadLoop) -> None:
+        """Have a read loop call each ``done``, together with reading its links; call this before the thread starts.
 
         Without the read loop, a trio token wakes a trio task first, and that task wakes the node's loop.
         """
@@ -108,8 +108,8 @@ class FsyncThread:
     def __enter__(self) -> "FsyncThread":
         self._token = trio.lowlevel.current_trio_token()
         if self._loop is not None:
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._loop.add(self._bell, self._hear)
+            self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._loop.add(self._eventfd, self._deliver_finished)
         start_thread(self._thread.start)
         return self
 
@@ -119,10 +119,10 @@ class FsyncThread:
         self._jobs.put(None)
         self._thread.join()
         if self._loop is not None:
-            self._loop.remove(self._bell)
-            os.close(self._bell)
-        if self._untold is not None and (error is None or is_cancellation(error)):
-            raise self._untold
+            self._loop.remove(self._eventfd)
+            os.close(self._eventfd)
+        if self._undelivered_error is not None and (error is None or is_cancellation(error)):
+            raise self._undelivered_error
 
     def start(self, done: Synced) -> None:
         """Sync in the thread, then call ``done`` in the trio thread with the error of the sync, or None."""
@@ -131,24 +131,24 @@ class FsyncThread:
     def _run(self) -> None:
         assert self._token is not None
         while (done := self._jobs.get()) is not None:
-            self._untold = self.sync_now()
-            if self._bell >= 0:
-                self._over.append(done)
-                os.eventfd_write(self._bell, 1)
+            self._undelivered_error = self.sync_now()
+            if self._eventfd >= 0:
+                self._finished.append(done)
+                os.eventfd_write(self._eventfd, 1)
                 continue
             try:
-                self._token.run_sync_soon(self._finish, done, self._untold)
+                self._token.run_sync_soon(self._finish, done, self._undelivered_error)
             except trio.RunFinishedError:
                 return
 
-    def _hear(self, _now: float) -> None:
-        with suppress(BlockingIOError):  # after an error here, the loop would no longer read the bell
-            os.eventfd_read(self._bell)
-        while self._over:
-            self._finish(self._over.popleft(), self._untold)
+    def _deliver_finished(self, _now: float) -> None:
+        with suppress(BlockingIOError):  # an error would make the read loop drop the descriptor
+            os.eventfd_read(self._eventfd)
+        while self._finished:
+            self._finish(self._finished.popleft(), self._undelivered_error)
 
     def _finish(self, done: Synced, error: BaseException | None) -> None:
-        self._untold = None
+        self._undelivered_error = None
         done(error)
 
     def describe(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ class BatchStage(Enum):
     """The stages of a gate, from a batch's first write to the end of its sync."""
 
     GATHERING = "the open batch takes writes, and no sync runs"
-    LINGERING = "the open batch has writes on which no answer waits: a vote or an answer may come and share its sync"
+    LINGERING = "the open batch has only writes for which no client or peer waits; it stays open to share its sync"
     FLUSHING = "the batch is committed to the file, in the loop or in a thread"
     SYNCING = "a sync runs; the open batch gathers what shares the next one"
 
@@ -30,7 +30,7 @@ class GateOutput(Protocol):
     def stop(self) -> Callable[[BaseException], None]:
         """End the node with an error."""
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Begin the next turn as soon as possible."""
 
     def is_quiet(self) -> bool:
@@ -40,10 +40,10 @@ class GateOutput(Protocol):
         """Prepare for the commit of the batch."""
 
     def flushed(self) -> None:
-        """Record that a batch was committed, and that its sync is under way or over."""
+        """Record that a batch was committed, and that its sync has begun or ended."""
 
     def release(self, kept: HeldOutput) -> None:
-        """Send output, whose batches are durable."""
+        """Send output: the batches that it depends on are durable."""
 
     def synced(self, batches: int) -> None:
         """Record that all batches up to this one are durable."""
@@ -71,7 +71,7 @@ class DurabilityGate:
 
     @property
     def has_work(self) -> bool:
-        """Whether to call ``pass_on`` now; a lingering batch is passed on for a waiter or at its ``deadline`` only."""
+        """Whether to call ``pass_on`` now; for a lingering batch, only if a client or peer waits."""
         if self.stage is BatchStage.SYNCING:
             return False
         return self.kept.is_awaited or (
@@ -123,11 +123,11 @@ class DurabilityGate:
                 self._node.release(kept)
 
     def _may_linger(self) -> bool:
-        """Return whether the open batch has no waiters, so that it may stay open and share the sync of a later vote.
+        """Return whether no client or peer waits for the open batch, so that it may share the sync of a later vote.
 
-        Batches without waiters come from the commits of other nodes. If such a batch is lost in a crash, the commits
-        are fetched again. Gossip about times can wait for the next vote too: alone, it would need a sync and two
-        wakeups of each peer, which cost as much as to apply a commit of another node.
+        Such batches come from the commits of other nodes. If such a batch is lost in a crash, the commits are fetched
+        again. Gossip about times can wait for the next vote, too: alone, it would cost a sync here and two wake-ups of
+        each peer, as much as applying a commit of another node.
         """
         if self.kept.is_awaited or not self._engine.batch.is_dirty or self._boundary.actions:
             return False
@@ -149,7 +149,7 @@ class DurabilityGate:
             self._synced(kept, batches, error)
         except Exception as fault:  # the loop's task ends the node, because all other tasks wait for it
             self._node.stop(fault)
-        self._node.ring()  # begins no batch here: clients that were just answered may send requests for it
+        self._node.wake()  # the next batch begins in the next turn: clients that were just answered may join it
 
     def _synced(self, kept: HeldOutput, batches: int, error: BaseException | None) -> None:
         self._open()
@@ -165,5 +165,5 @@ class DurabilityGate:
         self.stage, self._closed = BatchStage.GATHERING, HeldOutput()
 
     def last_replies(self) -> list[Waiter]:
-        """Return the waiters whose answers are not sent, in order, when the node stops; everything is durable."""
+        """Return the waiters whose answers were not sent, in order, when the node stops; everything is durable then."""
         return [*self._closed.replies, *self.kept.replies]

@@ -50,17 +50,17 @@ class EntrySender:
     ) -> None:
         self._engine, self._state, self._send, self._start = engine, state, send, start
         self._boundary, self._stop = boundary, stop
-        self._asked: dict[str, deque[SendEntries]] = {}  # peer -> its requests; the first is under way
+        self._asked: dict[str, deque[SendEntries]] = {}  # peer -> its requests; the first one is being answered
 
     def send_outcome(self, peer: str, txid: Txid) -> None:
-        """Tell a peer whether the journal has a transaction, and its place; send nothing if the entry may be gone."""
+        """Send a peer the outcome of a transaction by the journal; nothing if its entry may have been removed."""
         places = self._engine.journal.places(txid)
         leader, tick = places[0] if places else ("", 0)
         if places or txid > self._engine.journal.horizon:  # entries up to the horizon may have been removed
             self._send(peer, Outcome(txid, bool(places), leader, tick, self._state.clock.value))
 
     def send(self, asked: SendEntries) -> None:
-        """Send a peer the requested entries, now or later; entries that are being read for it are not read twice."""
+        """Send a peer the requested entries, now or later; ignore a repeated request that is not answered yet."""
         if self._engine.has_short_entries(asked.wants, SHORT_ENTRIES, SHORT_BYTES):
             self._reply(asked, self._read_here(asked, self._state.clock.value))
             return

@@ -4,9 +4,9 @@ A bug fails one request and not the node: the exception becomes an ``InternalErr
 with its traceback, and is counted. The node stops for damage, wherever it is found (a ``DamagedError``, or SQLite's
 error for a page that cannot be read), and for a ``BaseException`` that is not an ``Exception``.
 
-A failure of the disk outside of a commit is not a bug, and does not stop the node either: no decision is lost if
-another thread cannot read or copy data. The exception is reported as a failure of the disk. A failure at a limit
-of the machine, such as that of threads, is reported as this limit: another node may have room for the request.
+A failure of the disk outside of a commit is not a bug, and does not stop the node either: no decision is lost if a
+thread cannot read or copy data. The exception is reported as a failure of the disk. A failure because of a limit of the
+machine, such as its number of threads, is reported as such: another node may be able to execute the request.
 """
 
 import logging
@@ -90,7 +90,7 @@ class Faults:
                 logger.error("a limit of the machine was met at %s: %s", what, limit)
             self._count(LIMIT)
             self.last_of_limit = f"{limit} (at {what})"
-            # After an UnavailableError the client asks the next node, which a too large request would harm as well.
+            # Not an UnavailableError without memory: the client would send the large request to the next node.
             kind = MemoryFullError if limit == NO_MEMORY else UnavailableError
             return _not_done(f"this node has met a limit of its machine: {limit}", kind, is_late=is_late)
         number, where = secrets.token_hex(4), _place(error)
@@ -111,7 +111,7 @@ class Faults:
         )
         happened = "may have happened" if is_late else "did not happen"
         return (OutcomeUnknownError if is_late else InternalError)(
-            f"the node's program failed at this request ({type(error).__name__} in {where}), which {happened}; the "
+            f"the node's program failed in this request ({type(error).__name__} in {where}), which {happened}; the "
             f"node goes on, and its log has the traceback under the id {number}: please report it",
             id=number,
         )
@@ -146,7 +146,7 @@ class Faults:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def stopping(self, what: str, asked: Awaitable[T]) -> T:
-        """Await work whose error goes to its caller; after damage, stop the node as well.
+        """Await work, and raise its error to its caller; after damage, stop the node as well.
 
         Raises:
             UnavailableError: there was damage; another node can be asked.

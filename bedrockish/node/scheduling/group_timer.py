@@ -1,6 +1,4 @@
-"""The time at which a node executes its waiting short writes: at once, or a moment later with writes that are
-expected.
-"""
+"""The time at which a node executes its waiting short writes: at once, or a moment later together with further ones."""
 
 import time
 from collections.abc import Callable
@@ -10,13 +8,13 @@ GATHER_PART = 0.5  # the longest wait for others, as a part of a commit's time, 
 
 
 class GroupTimer:
-    """A timer that waits, after answers to several writers, for as many writes as are likely to follow.
+    """A timer that waits, after several writes were answered together, for as many writes as are likely to follow.
 
     Clients that were answered together write again nearly together. If the first write were executed as soon as it
     arrives, it would have a round of votes to itself, and the writes of a moment later would share the next round: the
     cluster would have twice the work for the same commits. So the node waits for as many writes as it has just
-    answered, plus those that wait already. It learns how many writes to expect: one more than the last time if all
-    expected writes arrived; otherwise the number that arrived.
+    answered, plus those that wait already, but for no more than it expects: one more than the last time if all expected
+    writes arrived; otherwise the number that arrived.
 
     Args:
         commit_s: returns the recent time of a commit, in seconds.
@@ -28,19 +26,19 @@ class GroupTimer:
         self, commit_s: Callable[[], float], size_max: Callable[[], int], now: Callable[[], float] = time.monotonic
     ) -> None:
         self._commit_s, self._size_max, self._now = commit_s, size_max, now
-        self.together = 0  # how many requests were answered together the last time
-        self._likely = 1  # the writes that are likely to arrive together
-        self._wanted = 1  # the writes that the node waits for now
+        self.answered_together = 0  # how many requests were answered together the last time
+        self._expected = 1  # the writes that are likely to arrive together
+        self._wanted = 1  # the number of waiting writes at which they are executed
         self._until = 0.0
 
     def answered(self, count: int, waiting: int) -> None:
         """Decide how long to wait for more writes: ``count`` requests are answered now, ``waiting`` writes wait."""
         if not count:
             return
-        self.together = count
+        self.answered_together = count
         if self._until and waiting:
             return  # writes that wait already do not wait longer because other requests were answered
-        self._wanted = min(count + waiting, self._likely, self._size_max())
+        self._wanted = min(count + waiting, self._expected, self._size_max())
         self._until = self._now() + min(GATHER_S, GATHER_PART * self._commit_s()) if self._wanted > 1 else 0.0
 
     def is_due(self, waiting: int) -> bool:
@@ -53,5 +51,5 @@ class GroupTimer:
 
     def executed(self, count: int) -> None:
         """Learn from a group of ``count`` writes, which is executed now, how many writes to expect."""
-        self._likely = count + 1 if count >= self._wanted else count
+        self._expected = count + 1 if count >= self._wanted else count
         self._wanted, self._until = 1, 0.0

@@ -1,8 +1,8 @@
 """Answers clients' reads while a thread has the writer, from the last batch (``engine.execution.committed_reads``).
 
 The core waits for that thread, and so do the clients that need the core: writers, and readers at the level ``strict``.
-A read at the level ``stale`` or ``session`` needs neither the core nor the thread, if the last batch has everything
-that its session has seen. Its answer is sent when that batch is durable, like any other answer.
+A read at the level ``stale`` or ``session`` needs neither, if the last batch has everything that its session has seen.
+Its answer is sent when that batch is durable, like any other answer.
 """
 
 import logging
@@ -25,7 +25,7 @@ from bedrockish_journal.model.vector import merge
 
 logger = logging.getLogger(__name__)
 
-TURN_S = 0.02  # seconds that successive reads may take before other work has the loop
+TURN_S = 0.02  # how long successive reads may take before other work gets the loop
 
 Asked = tuple[object, Submitted]  # the owner of a request, and the request
 
@@ -54,9 +54,10 @@ class ReadsBeside:
         self._has_failed = False  # whether a read has failed since the present batch began
 
     def retry_waiting(self) -> None:
-        """Start answering reads while the writer is busy with a batch; requests that waited before are tried again.
+        """Start answering reads, because a thread gets the writer; try requests again that could not be answered
+        before.
 
-        A read whose answer would wait for the present batch to be durable is executed again, on the batch before it.
+        A read whose answer would wait until the present batch is durable is executed again, on the batch before it.
         """
         self._waiting.clear()
         for waiter in self._node.gate.kept.take_replies(_has_read):
@@ -67,7 +68,7 @@ class ReadsBeside:
         self._wanted.set()
 
     def try_arrived(self) -> None:
-        """Try to answer a request that has arrived while the writer is away."""
+        """Try to answer a request that has arrived while a thread has the writer."""
         if not self._has_failed:
             self._wanted.set()
 
@@ -107,11 +108,11 @@ class ReadsBeside:
         pending = deque[Asked]()
         until = time.monotonic() + TURN_S
         try:
-            while engine.batch.is_away and not self._node.core.state.trouble and not engine.batch.failed:
+            while engine.batch.is_in_thread and not self._node.core.state.trouble and not engine.batch.failed:
                 pending += self._asked.sift(self._may_be_read)
                 flushed = engine.flushed
                 if not pending or engine.has_new_members:
-                    return  # new members may come with changed rights, which are not durable yet
+                    return  # the rights of users may have changed with the members, and are not durable yet
                 if not reads.knows(flushed.schema):
                     await trio.to_thread.run_sync(reads.learn)
                 elif time.monotonic() > until:

@@ -1,12 +1,12 @@
 """Compares the before-images of a large transaction with our rows, in a thread and on a snapshot, before the vote.
 
 The snapshot has everything that was applied when the voter asked, the transaction's base included. An entry that is
-applied between the snapshot and the vote makes no difference. It is not in the base, so if it has written one of these
-rows, it conflicts with the transaction. The voter tests that in the step in which it takes the verdict, and rejects the
-transaction anyway.
+applied between the snapshot and the vote does no harm: if it has written one of these rows, it conflicts with the
+transaction, because it is not in the base. The voter tests that in the step in which it takes the result of the
+comparison, and rejects the transaction.
 
 The rows are unpacked for the comparison, and stay unpacked until they are applied (``engine.storage.staged_changes``).
-The rows of a transaction that this node leads need no comparison, and are unpacked as well.
+The rows of a transaction that this node leads are unpacked as well, without a comparison.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 STAGED_S = 30.0  # how long rows stay unpacked if they are not applied
 LOOK_S = 0.5  # seconds between two tests whether the rows are applied
-KEPT_MAX = 16  # most stored verdicts; some are never read, because their transactions have ended
+KEPT_MAX = 16  # most stored results; some are never read, because their transactions have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RowComparison:
         self._limiter = trio.CapacityLimiter(1)  # one comparison at a time, because each has some of its rows in memory
 
     def compare(self, transaction: Transaction) -> str | None:
-        """Return the difference of a transaction's old rows from ours, empty if equal; None: ``Compared`` follows."""
+        """Return how a transaction's old rows differ from ours, or an empty text; None if ``Compared`` follows."""
         engine, txid = self._engine, transaction.txid
         if transaction.kind != ROWS:
             return engine.entries.why_rows_differ(transaction)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Boundary:
-    """The moments between two batches, and the waits for the open batch.
+    """The moments between two batches, and the actions that wait for them.
 
     Args:
         durable: returns when all that the node has written so far is durable.
@@ -54,8 +54,8 @@ class Boundary:
     async def result_of(self, action: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> T:
         """Return the result of an action on committed rows, when these rows are durable.
 
-        The action runs in the node's loop, as by ``call_soon``. Its error is raised here, and not in the loop. If the
-        caller is cancelled, the action does not run, or ``drop`` gets its result.
+        The action runs in the node's loop, as by ``call_soon``; its error is raised here. If the caller is cancelled,
+        the action does not run any more, or its result is passed to ``drop``.
         """
         found: list[T | Exception] = []
         done, is_abandoned = trio.Event(), False
@@ -84,7 +84,7 @@ class Boundary:
         return found[0]
 
     async def read_in_thread(self, read: Callable[[], T], read_here: Callable[[], T]) -> T:
-        """Return the result of ``read`` in a thread; without a thread or a connection, that of ``read_here``."""
+        """Return the result of ``read`` in a thread; or of ``read_here`` if no thread or connection is left."""
         if self._engine.batch.is_dirty:
             await self.durable()  # only the writing connection sees the rows of the open batch
         try:
@@ -94,7 +94,7 @@ class Boundary:
 
     async def wait_for_writer(self) -> None:
         """Wait until no other thread has the engine's connection; the caller may use it until its next checkpoint."""
-        while self._engine.batch.is_away:  # another thread may get the writer again before this task runs
+        while self._engine.batch.is_in_thread:  # another thread may get the writer again before this task runs
             await self.durable()
 
     def reach(self) -> None:

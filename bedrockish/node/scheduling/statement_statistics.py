@@ -166,10 +166,10 @@ class StatementStatistics:
 
     async def order(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Perform the operator's order ``statements``: return the statistics; with ``reset``, also clear them."""
-        told = self.describe()
+        found = self.describe()
         if asked.get("reset") is True:
             self.reset()
-        return told
+        return found
 
     def reset(self) -> None:
         """Clear the statistics."""

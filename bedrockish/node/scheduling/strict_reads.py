@@ -1,13 +1,13 @@
-"""Answers short strict reads of a quiet cluster by one question about every key for all reads that have arrived.
+"""Answers short strict reads of a quiet cluster: one question to a majority, about every key, covers many reads.
 
 The reads are executed first, on the state of ``DirectReads``, and their answers are kept. Then the core asks a majority
 whether any transaction outside that state is committed or pending. If none is, each answer was valid when the question
-was asked. That was after its read had arrived, so the answers leave. No read sets are derived, and the core keeps no
-record of the reads.
+was asked, which was after its read had arrived, and the answers are sent. No read sets are computed, and the core keeps
+no record of the reads.
 
 Reads that arrive while a question is under way wait for the next question: a commit may have been acknowledged since
-the first question. The reads must be executed before the question: a state read afterwards could have the later of
-two commits and not the earlier.
+the first question. The reads must be executed before the question: a state read afterwards could have the later of two
+commits and lack the earlier.
 
 Strict reads that programs have executed on the node's file join these questions with the states that they have read.
 
@@ -140,9 +140,9 @@ class StrictReads:
         return Answer(prepared.result, Token(state.timelines.in_short(read.base), state.read_clock()))
 
     def answered(self, number: int, *, may_exist: bool) -> None:
-        """Answer the reads of a question, or have the core answer them if there may be commits that they miss."""
+        """Answer the reads of a question; if a newer commit may exist, pass them to the core instead."""
         if number != self._number:
-            return  # the reads of this question were cancelled
+            return  # the reads of this question were given up
         asked, self._asked = self._asked, []
         if may_exist:
             self._not_before = time.monotonic() + PAUSE_S

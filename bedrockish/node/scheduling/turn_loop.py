@@ -1,8 +1,8 @@
-"""The schedule of a node's turns: when, in which order, and in which task (the reader of links, or the loop's own
+"""The schedule of a node's turns: when a turn is taken, and in which task (the reader of links, or the loop's own
 task).
 
-A turn is a generator, so that it can begin in one task and continue in another: it yields long actions, and gets their
-results by ``send``. Waking a trio task for each message would cost more than handling most messages.
+A turn is a generator, so that it can begin in one task and continue in another: it yields long actions, and is sent
+their results. Waking a trio task for each message would cost more than handling most messages.
 """
 
 import time
@@ -84,16 +84,16 @@ class FairQueue(Generic[T]):
 class TurnLoop:
     """The loop that takes turns while there is work."""
 
-    # Reads the input of links. The loop calls this before each turn, so that one turn handles all input together.
+    # Reads the input of all links; called before each turn, so that one turn handles all input together.
     read: Callable[[], None]
-    away: Callable[[], None]  # called before the writer works in another thread
+    before_thread: Callable[[], None]  # called before the writer is used in another thread
 
     def __init__(
         self,
         engine: Engine,  # has the writer, which runs the long actions
         turn: Callable[[], Turn],  # begins a turn
         has_work: Callable[[], bool],  # returns whether there is work
-        waits: Callable[[], bool],  # returns whether the work should wait for other requests to arrive
+        waits: Callable[[], bool],  # returns whether the work should wait until more requests arrive
         # Returns the time, by ``time.monotonic``, at which work becomes due by itself; None if none does.
         deadline: Callable[[], float | None],
     ) -> None:
@@ -101,20 +101,20 @@ class TurnLoop:
         self._wake = trio.Event()
         self._is_waiting = False  # whether the task waits for work
         self._gathering = False  # whether links are being read; their input is handled afterwards
-        self._has_rung = False  # whether ``ring`` was called while links were read
+        self._wake_requested = False  # whether ``ring`` was called while links were read
         # A turn that began in the reader of links, and the long action with which the loop's task continues it.
         self._unfinished: tuple[Turn, Action] | None = None
-        self._missed = False  # whether the loop was woken while it waited for a thread
+        self._missed = False  # whether ``wake`` was called while the loop waited for a thread
         self._writer = WriterThread(engine)
         self._alarm = DeadlineTimer(deadline, time.monotonic, lambda: self._wake.set())
         self.watch_time = self._alarm.run  # a task that wakes the loop at the deadline, until cancelled
         self.failure: BaseException | None = None  # the error with which the node ends
-        self.read = self.away = lambda: None
+        self.read = self.before_thread = lambda: None
 
-    def ring(self) -> None:
-        """Wake the loop, because there is work; while links are read, the work is done right after the reading."""
+    def wake(self) -> None:
+        """Wake the loop, because there is work; while links are read, the next turn follows the reading anyway."""
         if self._gathering:
-            self._has_rung = True
+            self._wake_requested = True
         else:
             self._wake.set()
 
@@ -128,12 +128,12 @@ class TurnLoop:
         self._gathering = True
 
     def act(self) -> bool:
-        """Handle the links' input: here if the loop's task is idle, else in that task; return whether no work is left.
+        """Take a turn for the links' input: here if the loop's task is idle, else in that task.
 
-        Long actions run only in the loop's task, which also handles the input that arrives during an action. If the
-        links brought only reads that the reading task has answered, there is nothing to handle.
+        Return whether no work is left. Long actions run only in the loop's task, which also handles the input that
+        arrives during an action. No turn is taken if the reading task has already answered all that arrived.
         """
-        self._gathering, has_rung, self._has_rung = False, self._has_rung, False
+        self._gathering, has_rung, self._wake_requested = False, self._wake_requested, False
         if not (has_rung or self._has_work()):
             return True
         if not self._is_waiting or self._wake.is_set() or self._waits():
@@ -162,10 +162,10 @@ class TurnLoop:
                 if self.failure is None:
                     await self._wait_for_work()
         finally:
-            # The core counts on the effects in the rest of the turn, which takes no longer than its actions.
+            # End the turn that has begun: the core relies on the rest of its effects.
             if self._unfinished is not None and self.failure is None:
                 await self._take_turn()
-            # A failure counts more than a cancellation at the same moment: after it, the node must not write.
+            # Raised even if the task was cancelled at the same moment: after a failure, the node must not write.
             if self.failure is not None:
                 raise self.failure
 
@@ -179,7 +179,7 @@ class TurnLoop:
             (turn, action), self._unfinished = self._unfinished, None
         with suppress(StopIteration):
             while action is not None:
-                action = turn.send(await self.elsewhere(action))
+                action = turn.send(await self.run_in_thread(action))
 
     async def _wait_for_work(self) -> None:
         """Wait for work; let other tasks run in any case."""
@@ -195,10 +195,10 @@ class TurnLoop:
         finally:
             self._is_waiting = False
 
-    async def elsewhere(self, action: Callable[[], T]) -> T:
+    async def run_in_thread(self, action: Callable[[], T]) -> T:
         """Run a long action with the writer in another thread; see ``WriterThread``."""
         self._wake = trio.Event()
-        self.away()
+        self.before_thread()
         try:
             return await self._writer.run(action)
         finally:

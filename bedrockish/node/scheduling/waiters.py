@@ -12,7 +12,7 @@ from bedrockish.node.scheduling.durability import Done, Waiter
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 
-HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, because they are soon freed
+HELD_BYTES_MIN = 64 << 10  # smaller changes and answers are not counted, because they are soon freed
 
 
 class Waiters:
@@ -33,29 +33,29 @@ class Waiters:
     def count_prepared(self, request_id: int, prepared: Prepared) -> None:
         """Count a request's changes and its answer as used memory until it is answered."""
         waiter, size = self.open.get(request_id), len(prepared.changes) + len(prepared.result)
-        if waiter is not None and (size >= HELD_BYTES_MIN or waiter.held):
+        if waiter is not None and (size >= HELD_BYTES_MIN or waiter.held_bytes):
             self._unpack(prepared)
             self.hold(waiter, size)
 
     def hold(self, waiter: Waiter, size: int) -> None:
         """Count the memory kept for a request, if it is much."""
         size = size if size >= HELD_BYTES_MIN else 0
-        if size != waiter.held:
-            self._memory.hold(id(waiter), size - waiter.held)
-            waiter.held = size
+        if size != waiter.held_bytes:
+            self._memory.hold(id(waiter), size - waiter.held_bytes)
+            waiter.held_bytes = size
 
     def answered(self, waiter: Waiter) -> None:
         """Deliver the answer of a request; the batches that it depends on are durable."""
         assert waiter.answer is not None
         self.note(waiter.request, waiter.answer, waiter.began, asked=waiter.prepare is None)
         self.tell(waiter.request, waiter.done, waiter.answer)
-        if waiter.held:
+        if waiter.held_bytes:
             self.hold(waiter, 0)
 
     def end(self, waiter: Waiter, answer: BedrockishError) -> None:
         """Answer a request with an error, because it gets no other answer."""
         self.tell(waiter.request, waiter.done, answer)
-        if waiter.held:
+        if waiter.held_bytes:
             self.hold(waiter, 0)
 
     def note(self, request: Request, answer: Answer | BedrockishError, began: float, *, asked: bool) -> None:

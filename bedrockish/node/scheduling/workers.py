@@ -1,9 +1,9 @@
-"""Background workers for long requests: threads with snapshots, so that the loop goes on with all other requests.
+"""Background workers for long requests: threads with private snapshots, so that the loop serves all other requests.
 
-The loop gives a request a few milliseconds. A request that needs more runs here: it gets a ``Workspace``
-and a snapshot at the next moment at which the file has exactly the applied entries. Its result is
-compared with all commits since its snapshot. Without a conflict, the request is led like any other; otherwise it runs
-again, on a newer snapshot, until its client's time is over.
+The loop gives a request a few milliseconds. A request that needs more time is executed here: it gets a ``Workspace``
+and a snapshot at the next moment at which the file has exactly the applied entries. Its access set is compared with all
+commits since its snapshot. Without a conflict, the core continues with the result; otherwise the request is executed
+again, on a newer snapshot, until its deadline.
 """
 
 import logging
@@ -36,11 +36,11 @@ from bedrockish.node.scheduling.snapshots import Boundary
 logger = logging.getLogger(__name__)
 
 TEXTS_MAX = 1_000  # the most texts that are remembered because they take long
-TIMES = 5  # the number of last runs that are remembered of each text
+RUNS_KEPT = 5  # the number of last runs that are remembered of each text
 WATCH_S = 0.25
 WORKER = "worker"  # the name of the workers' threads
 CLOCKS = 256  # values of the clock that a thread gets at a time
-SWITCH_S = 0.0005  # how long a thread keeps Python's interpreter; by default ten times that
+SWITCH_S = 0.0005  # how long a thread keeps Python's interpreter lock; by default ten times that
 BULKY_BYTES = 1 << 20  # bytes of a value, above which binding it would block the loop
 STUCK_S = 5.0  # seconds after which a stopped job that still runs, in a plugin's function, counts as stuck
 LEAVE_S = 0.5  # how long a stopping node waits for its jobs to stop, in seconds
@@ -56,8 +56,8 @@ class Job:
     key: object  # the number of the request, or an object that no other job has
     request: Request
     action: Action
-    clock: bool = False  # whether a majority was asked which clock the request's transaction must exceed
-    take: Callable[[Any], None] | None = None  # takes the result of a job that is not a client's request
+    clock: bool = False  # whether a majority has moved its clocks up, so that ``transaction_clock()`` can be called
+    on_result: Callable[[Any], None] | None = None  # takes the result of a job that is not a client's request
     workspace: Workspace | None = None
     thread: threading.Thread | None = None
     stopped: float = 0.0  # seconds at which the job was stopped; 0 before that
@@ -67,7 +67,7 @@ class Job:
 
 
 class _Clocks:
-    """Values of the node's clock for a thread: taken from the loop, a block at a time."""
+    """Values of the node's clock for a thread, which requests blocks of them from the loop."""
 
     def __init__(self, scope: Scope, token: trio.lowlevel.TrioToken) -> None:
         self._scope, self._token = scope, token
@@ -111,7 +111,7 @@ def leaving() -> UnavailableError:
 
 
 def cancelled(what: str) -> DeadlineError:
-    """Return the error for work that is stopped, because its caller no longer waits for the answer."""
+    """Return the error for work that was stopped because its caller no longer waits for the answer."""
     return DeadlineError(f"{what} was cancelled by its caller; it did not happen")
 
 
@@ -127,8 +127,8 @@ class WorkerPool:
         engine: Engine,
         core: Node,  # knows the committed entries
         places: int,  # the number of *places*: at most this many jobs run at the same time; further jobs wait
-        # Takes the outcome of a request: the transaction to lead or to answer, the event that it was overtaken, the
-        # error, or None if the journal has the answer.
+        # Takes the outcome of a request: its transaction or answer, the event ``Overtaken``, the error, or None if the
+        # journal has the answer.
         deliver: Callable[[int, Prepared | Overtaken | BedrockishError | None], None],
         faults: Faults,  # takes unexpected errors
         # Runs an action when waiting jobs can begin: when everything applied has just been committed to the file.
@@ -151,10 +151,10 @@ class WorkerPool:
     # -- the interface for the event loop ----------------------------------------------------------------------------
 
     def expects(self, *texts: str) -> bool:
-        """Return whether these texts should run in a worker at once, without a try in the loop.
+        """Return whether a worker should run these texts at once, without a first try in the loop.
 
-        They should if a text is so long that compiling it would block the loop, or if a text took long in most of
-        its last runs.
+        It should if a text is so long that compiling it would block the loop, or if a text took long in most of its
+        last runs.
         """
         for text in texts:  # called for each request: any() of a generator takes three times as long
             if len(text) > LONG_TEXT:
@@ -165,7 +165,7 @@ class WorkerPool:
         return any(2 * sum(times) > len(times) for times in known if times is not None)
 
     def took_long(self, sql: str) -> None:
-        """Record that the request of a text exceeded the loop's budget; a single long run decides nothing yet."""
+        """Record that a text exceeded the loop's budget; after a single long run it still runs in the loop first."""
         self.counts["over_budget"] += 1
         if len(sql) > LONG_TEXT:
             return
@@ -173,7 +173,7 @@ class WorkerPool:
         if key not in self.long_texts:
             if len(self.long_texts) >= TEXTS_MAX:
                 del self.long_texts[next(iter(self.long_texts))]
-            self.long_texts[key] = deque([False], maxlen=TIMES)
+            self.long_texts[key] = deque([False], maxlen=RUNS_KEPT)
         self.long_texts[key].append(True)
 
     def was_short(self, *texts: str) -> None:
@@ -191,7 +191,7 @@ class WorkerPool:
         self._add(Job(request_id, request, action, clock))
 
     async def run(self, request: Request, action: Callable[[Workspace], T]) -> T:
-        """Run an action that belongs to none of the core's requests, as soon as a place is free; return its result."""
+        """Run an action that is not a request of the core, as soon as a place is free; return its result."""
         found: list[Any] = []
         over = trio.Event()
 
@@ -199,7 +199,7 @@ class WorkerPool:
             found.append(what)
             over.set()
 
-        job = Job(object(), request, action, take=take)
+        job = Job(object(), request, action, on_result=take)
         self._add(job)
         try:
             await over.wait()
@@ -230,26 +230,26 @@ class WorkerPool:
         self._fill_soon()
 
     async def watch(self) -> None:
-        """Until cancelled, begin jobs that waited for stuck jobs."""
+        """Begin waiting jobs when running jobs count as stuck, until cancelled."""
         while True:
             await trio.sleep(WATCH_S)
             self._fill_soon()
 
     def end_job(self, request_id: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
-        """Stop the job of a request that the core has answered; return the answer, with more facts after a timeout."""
+        """Stop the job of a request that the core has answered; return the answer, after a timeout a more exact one."""
         self.requests.discard(request_id)
         job = self._jobs.pop(request_id, None)
         if job is not None:
             self._stop(job)
         if job is None or not isinstance(answer, DeadlineError):
             return answer
-        waited = "was waiting for others that take long" if job.workspace is None else "was still running"
+        waited = "was still waiting for a background worker" if job.workspace is None else "was still running"
         seconds = max(job.request.timeout_s, job.request.longest_s)
         return DeadlineError(f"command {job.request.command} {waited} after {seconds:g} s; it did not happen")
 
     def stop_read(self, command: str) -> None:
         """Stop the read of a caller that has gone; do nothing if it runs in no worker."""
-        for job in [job for job in self._jobs.values() if job.take is None and job.request.command == command]:
+        for job in [job for job in self._jobs.values() if job.on_result is None and job.request.command == command]:
             self._cancel(job)
 
     def stop_request(self, request_id: int) -> None:
@@ -296,7 +296,9 @@ class WorkerPool:
         while self._queue and not self._is_closed:
             stuck = self.describe()["stuck"]
             if stuck >= 2 * self._places:
-                error = UnavailableError(f"{stuck} commands do not stop at this node; restart it, and repair them")
+                error = UnavailableError(
+                    f"this node runs {stuck} commands that cannot be interrupted; restart it, and shorten them"
+                )
                 for job in self._queue:
                     self._finish_job(job, error)
                 self._queue.clear()
@@ -323,7 +325,7 @@ class WorkerPool:
         try:
             engine.memory.check_large()  # a job in a worker may use much memory
             workspace = self._free.pop() if self._free else Workspace(engine.connector())
-            workspace.take_snapshot(engine.flushed, engine.moment())
+            workspace.take_snapshot(engine.flushed, engine.file_state())
         except Exception as error:  # a lack of room for a connection or a thread fails this job alone
             self._refuse(job, workspace, error)
             return
@@ -376,7 +378,7 @@ class WorkerPool:
         workspace.end()
         self._running.discard(job)
         self._set_switch_interval()
-        # If the transaction ended during the run, it has released its locks; but the statement has locked more rows
+        # If the transaction ended during the run, its locks were released, but the statement may have locked more rows
         # since.
         if workspace.is_broken or job.stopped:
             self._engine.locks.release(job.request.command)
@@ -403,21 +405,21 @@ class WorkerPool:
             isinstance(found, BaseException) and not isinstance(found, BedrockishError)
         ):
             self._boundary.fail(found)
-        elif job.take is not None:
-            job.take(found)
+        elif job.on_result is not None:
+            job.on_result(found)
         else:
             self._certify(job, found, found.rests_on if isinstance(found, BedrockishError) else found)
 
     def _certify(self, job: Job, found: Prepared | BedrockishError, read: Prepared | None) -> None:
-        """Deliver the effects or the error of a request if they would be the same now; otherwise run it again."""
+        """Deliver the result or the error of a request if it would be the same now; otherwise have it run again."""
         request_id = _request_name(job)
         if read is None or (read.readonly and job.request.read != STRICT):
             self._deliver(request_id, found)
             return
         error = lost(self._core.state, job.request.command, read)
         if error is None:
-            # A transaction whose client got its clock keeps its base, because the clock must stay later than the base.
-            # A read of the journal keeps its base, too: each later commit has added a row to the journal.
+            # A transaction with a transaction clock keeps its base: all of its commits must be below that clock. A read
+            # of the journal keeps its base, too: each later commit has added a row to the journal.
             stays = read.clock or (read.readonly and read.reads_system)
             moved = read if stays else replace(read, base=dict(self._engine.applied))
             if isinstance(found, BedrockishError):

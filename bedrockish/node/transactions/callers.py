@@ -1,7 +1,7 @@
 """The callers of a node, and the share of its bounds that each may have.
 
-A caller is a user or, without a login, an address. A caller may have three times as much as the free rest of a bound.
-So a caller that is alone may have three quarters of a bound, and the first request of another caller finds room.
+A caller is a user or, without a login, an address. A caller may have at most three times as much as is left free of a
+bound. So a caller that is alone may have three quarters of a bound, and the first request of another caller finds room.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ RULE = "one user or address may have three times as many as are free"
 
 
 class Owner:
-    """An owner of transactions and streams that has no link; its maker ends it.
+    """An owner of transactions and streams without a link, such as an HTTP client; its creator ends its transactions.
 
     Args:
         host: the address of its caller.

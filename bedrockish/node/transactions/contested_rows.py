@@ -1,4 +1,4 @@
-"""The core's answers to ``skip_locked()`` about transactions that are not open at this node."""
+"""The answers to ``skip_locked()`` about rows that committed or pending transactions write, from the core's state."""
 
 from bedrockish.core.state.state import State
 from bedrockish.engine.statements.row_locks import Base, ForeignTransactions
@@ -6,7 +6,7 @@ from bedrockish_journal.model.access_set import AccessSet
 
 
 class ContestedRows(ForeignTransactions):
-    """Tells ``skip_locked()``, by the state of the core, which keys other transactions write."""
+    """Looks up, in the state of the core, which keys other transactions write."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -16,11 +16,11 @@ class ContestedRows(ForeignTransactions):
         state = self._state
         if state.votes.pending.is_writing(key):
             return True
-        # Only the loop gives a base: other threads may not read the window of commits, which the loop changes.
+        # Only the loop passes a base: other threads may not read the conflict window, which the loop changes.
         return base is not None and any(state.commit_window.conflicts(AccessSet(frozenset({key})), dict(base)))
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:
-        """Return this node's place, by name, among those that contend for a table or its indexes; and their number."""
+        """Return this node's place, by name, among the nodes that contend for these objects; and their number."""
         state = self._state
         nodes = sorted(state.contests.rivals(objects, state.clock.now.seconds) | {state.me})
         return nodes.index(state.me), len(nodes)

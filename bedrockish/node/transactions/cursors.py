@@ -1,8 +1,8 @@
 """The streamed results that are open at this node: their readers, their time limits and their ends.
 
-A stream is named by the id of its command, belongs to one client's link and ends with the link. It reads on its own
-snapshot, in helper threads, and only when its client asks for a batch: a client that does not read costs nothing but
-one connection. Its time is limited, because the write-ahead log cannot start over while the snapshot is open.
+The name of a stream is the id of its command. It belongs to one client's link and ends with the link. It reads on its
+own snapshot, in helper threads, and only when its client asks for a batch: a client that does not read costs only a
+connection. Its time is limited, because the write-ahead log cannot start over while the snapshot is open.
 """
 
 import logging
@@ -38,7 +38,7 @@ from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 from bedrockish.node.transactions.ended import EndedErrors
 from bedrockish.node.transactions.steps import Submit
-from bedrockish.node.transactions.visibility import reach_level
+from bedrockish.node.transactions.visibility import catch_up
 
 logger = logging.getLogger(__name__)
 
@@ -154,13 +154,13 @@ class Streams:
         interactive, engine = self._interactive, self._interactive.engine
         caught_up = replace(request, read=SESSION, statements=())
         await self._submit(caught_up, lambda: only_read(engine.applied, engine.schema_version))
-        has_level = request.read != STRICT
+        is_caught_up = request.read != STRICT
         while True:
             version = engine.schema_version
             piece, params, plan = await self._compile(request)
-            if piece.reads_system and not has_level:
-                await reach_level(self._submit, engine, request)
-                has_level = True
+            if piece.reads_system and not is_caught_up:
+                await catch_up(self._submit, engine, request)
+                is_caught_up = True
             snapshot, base = await self._snapshots.take()
             try:
                 await self._boundary.wait_for_writer()
@@ -180,10 +180,10 @@ class Streams:
         return Stream(request.command, owner, caller, piece.columns, token, snapshot, batches, now, now)
 
     async def _is_current(self, request: Request, read: Prepared) -> bool:
-        """Return whether a strict read is current: a majority knows of no newer commit that conflicts with it.
+        """Return whether a strict read is current: a majority knows no newer commit that conflicts with it.
 
-        The majority is asked about this very snapshot: a snapshot that is taken after a question about another snapshot
-        may have a commit and lack an older commit.
+        The question is about the snapshot that was taken. A snapshot taken after the question could have a commit and
+        lack an older one.
         """
         try:
             await self._submit(replace(request, statements=()), lambda: read, once=True)
@@ -192,11 +192,11 @@ class Streams:
         return True
 
     async def _compile(self, request: Request) -> tuple[Compiled, tuple[Any, ...], ReadPlan]:
-        """Compile the statement; refuse it only if the schema is as current as the level of the read requires."""
+        """Compile the statement; raise its error only if the schema is as current as the level of the read requires."""
         executor, engine = self._interactive.parts.executor, self._interactive.engine
         statement, user = request.statements[0], request.user
         while True:
-            # The connection's guard would refuse another thread's BEGIN, or take it for a part of this text.
+            # The guard of the connection must see only the statements of this text, and not those of a thread.
             await self._boundary.wait_for_writer()
             try:
                 if executor.texts.is_long(statement):
@@ -243,7 +243,7 @@ class Streams:
                 raise stream.error or error from error
             except BaseException:
                 stream.is_busy = False
-                self.end(stream, UnavailableError("the reading was given up"))
+                self.end(stream, UnavailableError("the client's call was cancelled"))
                 raise
             stream.is_busy = False
             stream.touched = time.monotonic()

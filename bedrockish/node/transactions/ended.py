@@ -6,7 +6,7 @@ from typing import Any
 from bedrockish.errors import BedrockishError
 
 ENDED_MAX = 1_000  # the most errors that are kept
-CHARACTERS_MAX = 1_000  # of a kept message; a longer detail, such as the statement, is dropped
+CHARACTERS_MAX = 1_000  # a kept message is cut to this length, and a longer detail, such as the statement, is dropped
 
 
 class EndedErrors:

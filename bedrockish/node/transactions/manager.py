@@ -1,7 +1,7 @@
 """The open transactions of this node: their steps, their owners, their time limits and their ends.
 
-A transaction is named by the command id of its COMMIT. It belongs to one client's link and ends with the link. Its
-changes are in memory until COMMIT passes them to the core, which cannot execute them again.
+The name of a transaction is the command id of its COMMIT. It belongs to one client's link and ends with the link. Its
+changes are in memory until COMMIT passes them to the core, which cannot execute the transaction again.
 """
 
 import logging
@@ -60,7 +60,7 @@ from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ended import EndedErrors
 from bedrockish.node.transactions.open import OpenTransaction, over_share
-from bedrockish.node.transactions.own_workspace import GrownTransaction, OwnWorkspace
+from bedrockish.node.transactions.own_workspace import LargeTransaction, OwnWorkspace
 from bedrockish.node.transactions.places import Place, Services, StatementList
 from bedrockish.node.transactions.private_copy import PrivateCopy
 from bedrockish.node.transactions.programs import Programs
@@ -73,7 +73,7 @@ from bedrockish_journal.model.transaction import ROWS
 
 logger = logging.getLogger(__name__)
 
-SHOWN_MAX, TOLD_MAX = 200, 50  # the most characters of a statement, and the most transactions, in a report
+SHOWN_MAX, LISTED_MAX = 200, 50  # the most characters of a statement, and the most transactions, in a report
 SHORTER = "divide it, and commit each part, or raise conflict_window_ms at all nodes"
 USED_S = 1.0  # a transaction counts as used for this time after its last step
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before the loop runs other tasks
@@ -142,7 +142,7 @@ class Transactions:
     def _end_late(self) -> None:
         """End the transactions that are idle or open for too long.
 
-        A variable of ``watch`` would keep the rows of the last transaction until another one is open.
+        Not inlined in ``watch``, whose loop variable would keep the rows of the last transaction in memory.
         """
         (idle_s, life_s), now = self._times(), time.monotonic()
         for tx in list(self._open.values()):
@@ -201,7 +201,7 @@ class Transactions:
     async def list_by_order(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the open transactions, the oldest first, as plain values."""
         now = time.monotonic()
-        found = sorted(self._open.values(), key=lambda one: one.since)[:TOLD_MAX]
+        found = sorted(self._open.values(), key=lambda one: one.since)[:LISTED_MAX]
         return {"open": [one.described(now) for one in found]}
 
     async def end_by_order(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +212,9 @@ class Transactions:
         """
         tx = next((one for one in self._open.values() if one.id == asked.get("command")), None)
         if tx is None:
-            raise UsageError("this node has no such open transaction; it has ended, or is being committed")
+            raise UsageError(
+                f"this node has no open transaction {asked.get('command')!r:.80}; it has ended, or is being committed"
+            )
         logger.warning("an operator has ended transaction %r", tx.name)
         self._end(tx, UnavailableError("an operator has ended the transaction; it did not happen"))
         return {"ended": tx.id}
@@ -260,7 +262,7 @@ class Transactions:
         tx.busy += 1
         tx.commits = tx.commits or op == COMMIT
         try:
-            if tx.turn.value and not self._engine.batch.is_away:
+            if tx.turn.value and not self._engine.batch.is_in_thread:
                 tx.turn.acquire_nowait()
             else:
                 yield from self._take_turn(tx)
@@ -270,13 +272,13 @@ class Transactions:
                 tx.turn.release()
         except DamagedError as error:
             self.boundary.fail(error)
-            yield self.boundary.durable  # does not return, because the node's loop ends
+            yield self.boundary.durable  # never returns: the node's loop ends
             raise
         except BedrockishError as error:
             why = None if self._open.get(tx.name) is tx else self._ended.find(tx.name, ended=True)
-            if why is not None and not isinstance(why, UsageError):  # the client knows of its own ROLLBACK
+            if why is not None and not isinstance(why, UsageError):  # a UsageError: the client's own ROLLBACK
                 raise why from error
-            if tx.work.over:
+            if tx.work.ended_by_sqlite:
                 ended = type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
                 self._end(tx, ended)
                 raise ended from error
@@ -294,7 +296,7 @@ class Transactions:
             tx.touched = time.monotonic()
 
     def _do_without_turn(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
-        """Do an operation that waits for no other step of its transaction: its end, or a step of a streamed result."""
+        """Do an operation that need not wait for earlier steps: ROLLBACK, SETTLE, or a step of a streamed result."""
         if op in STREAM_STEPS:
             return (yield from steps.wait(partial(self.streams.handle, owner, op, request)))
         if op == SETTLE:
@@ -333,7 +335,7 @@ class Transactions:
         except trio.WouldBlock:
             yield tx.turn.acquire
         try:
-            if self._engine.batch.is_away:  # the step would block the loop until the other thread has finished
+            if self._engine.batch.is_in_thread:  # the step would block the loop until the thread has finished
                 yield self.boundary.wait_for_writer
             self._find(tx.owner, tx.name)
         except BaseException:
@@ -347,7 +349,7 @@ class Transactions:
                 f"node {self._core.state.me} has {len(self._open)} open transactions; its limit is {most} "
                 f"(open_transactions_max), of which {RULE}: end some, or try again"
             )
-        # A BEGIN whose answer was lost is sent again, maybe to this node. The transaction of the first BEGIN is unused.
+        # A client sends a BEGIN again if its answer was lost. The transaction of the first BEGIN is then not used.
         earlier = self._open.get(request.command)
         if earlier is not None and earlier.owner is owner:
             raise UsageError(f"the transaction {request.command} is open already; give each its own id")
@@ -386,13 +388,11 @@ class Transactions:
         return answer
 
     def _can_begin_at_once(self, request: Request) -> bool:
-        """Return whether a transaction can begin without waiting.
-
-        It can if this node has all commits that the session has seen, and the journal shows that the command has not
-        happened.
+        """Return whether a transaction can begin without the core: this node has all commits that the session has seen,
+        and the journal shows that the command has not happened.
         """
         state, engine = self._core.state, self._engine
-        if state.trouble or engine.batch.is_away or not state.has_seen(request.token):
+        if state.trouble or engine.batch.is_in_thread or not state.has_seen(request.token):
             return False
         try:
             return engine.journal.command_txid(request.command) is None
@@ -417,7 +417,7 @@ class Transactions:
         self._find(tx.owner, tx.name)
 
     def _check_kept(self, tx: OpenTransaction) -> None:
-        """End a transaction if rights of its user were taken away, before the next step that needs them."""
+        """End a transaction if rights of its user were revoked since its last step."""
         try:
             tx.check_kept(self._engine.access)
         except ForbiddenError as error:
@@ -475,7 +475,7 @@ class Transactions:
             yield from self._own_workspace.move(tx)
         place = self._place(tx.work)
         if place in (self._shared_writer, self._own_workspace) and is_of_schema(statement.sql):
-            # ``changes_nothing`` asks the writer, whose schema may be newer than that of a transaction's own workspace.
+            # ``changes_nothing`` uses the writer's schema, which may be newer than that of a workspace.
             stays = place is self._shared_writer and self._interactive.changes_nothing(statement.sql)
             place = place if stays else self._private_copy
         try:
@@ -490,7 +490,7 @@ class Transactions:
         match work.workspace:
             case None:
                 return self._shared_writer
-            case GrownTransaction():
+            case LargeTransaction():
                 return self._own_workspace
             case TemporaryTransaction():
                 return self._session_workspaces
@@ -501,7 +501,7 @@ class Transactions:
         """Raise the error of a transaction that has grown beyond its caller's share of the memory."""
         error = over_share(tx, self._open.values(), self._engine.memory, self._bounds.open_transactions_max)
         if error is not None:
-            self._end(tx, error)  # other refusals for size leave a transaction open, and its memory in use
+            self._end(tx, error)  # unlike other errors about sizes, which leave the transaction and its memory
             raise error
 
     def _check_writes(self, work: TransactionWork) -> None:

@@ -33,11 +33,11 @@ class OpenTransaction:
     busy: int = 0  # the number of steps that run, or wait for their turn
     commits: bool = False  # whether its client has sent COMMIT
     last: str = ""  # the beginning of its last statement
-    # A vector with every commit that was acknowledged before the transaction's first read of the cluster's own tables;
-    # None if there was no such read, or its read level is not ``strict``.
-    level: Mapping[str, int] | None = None
-    # The durable commits on which its client's answers depend; None: the client has no answer yet.
-    told: Mapping[str, int] | None = None
+    # A vector with every commit that was acknowledged before the transaction's first strict read of the cluster's own
+    # tables; None before such a read.
+    required_vector: Mapping[str, int] | None = None
+    # The durable commits that its answers reveal; None: its client has no answer yet.
+    revealed: Mapping[str, int] | None = None
     # A random name for operators, who must not learn the transaction's command id, which belongs to its user.
     id: str = field(default_factory=lambda: os.urandom(6).hex())
     # The semaphore that one step at a time acquires.
@@ -78,8 +78,8 @@ def over_share(
 ) -> MemoryFullError | None:
     """Return the error of a transaction that takes more than its caller's share of the memory, else None.
 
-    If a caller has more than its share, only its growing transactions above the average size are ended, so that the
-    others can still commit. Before that, the log of statements, kept for a later schema change, is dropped.
+    If a caller has more than its share, its next transaction above the average size that runs a statement is ended, so
+    that the others can still commit. Before that, its log of statements, kept for a later schema change, is dropped.
 
     Args:
         tx: the transaction, which has just run a statement.

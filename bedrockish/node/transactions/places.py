@@ -1,4 +1,4 @@
-"""The places where the statements of open transactions run: what they share.
+"""The base of the places where the statements of open transactions run.
 
 A transaction begins on the writing connection, which all transactions of the node share (``shared_writer``). Its next
 statement can move it: to a workspace of its own if it has changed many rows (``own_workspace``), to the workspace of
@@ -44,7 +44,7 @@ class StatementList:
     statements: Sequence[Statement]
     room: int
     results: list[Result] = field(default_factory=list)
-    alone: int = 0  # the index before which statements run one by one
+    alone: int = 0  # statements before this index must run one by one
 
     @property
     def position(self) -> int:
@@ -169,16 +169,16 @@ class WorkspacePlace(Place):
                 if error is not None:
                     raise error
             try:
-                workspace.take_snapshot(engine.flushed, engine.moment())
+                workspace.take_snapshot(engine.flushed, engine.file_state())
             except UnavailableError:
                 raise
             except Exception as failure:
                 logger.exception("a workspace could not be opened")
                 raise UnavailableError(f"the node has no room for a workspace ({failure}); try again") from failure
             if moves:
-                interactive.forget(work)
+                interactive.release_connections(work)
 
-        work.workspace, work.lent = workspace, True
+        work.workspace, work.in_thread = workspace, True
         try:  # ``result_of`` waits for the disk, because the client will see rows of the snapshot
             await self._services.boundary.result_of(take_snapshot)
         finally:
@@ -186,7 +186,7 @@ class WorkspacePlace(Place):
         if work.ended:
             raise transaction_ended()
 
-    async def lend(self, work: TransactionWork, action: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: TransactionWork, action: Callable[[], T]) -> T:
         """Run an action on a transaction's workspace in a thread, and return its result.
 
         Raises:
@@ -195,16 +195,18 @@ class WorkspacePlace(Place):
         """
         if work.ended:
             raise transaction_ended()
-        work.lent = True
+        work.in_thread = True
         try:
             return await trio.to_thread.run_sync(action)
         finally:
-            work.over = work.over or (work.workspace is not None and work.workspace.is_over)
+            work.ended_by_sqlite = work.ended_by_sqlite or (
+                work.workspace is not None and work.workspace.ended_by_sqlite
+            )
             self._take_back(work)
 
     def _take_back(self, work: TransactionWork) -> None:
-        """Take a transaction back from its thread; if it was ended since it was lent, roll it back."""
-        work.lent = False
+        """Note that no thread works for a transaction any more; roll it back if it was ended in the meantime."""
+        work.in_thread = False
         if work.ended:
             self._interactive.end(work)
 
@@ -230,23 +232,23 @@ class WorkspacePlace(Place):
         work, statement, control, room = tx.work, texts.next, texts.control, texts.room
         workspace = self.workspace(work)
         if control is not None:
-            yield partial(self.lend, work, partial(workspace.control, control))
+            yield partial(self.run_in_thread, work, partial(workspace.control, control))
             texts.add_control(work)
             return
-        last, size = yield from steps.wait(partial(self.lend, work, partial(workspace.run, statement, room)))
+        last, size = yield from steps.wait(partial(self.run_in_thread, work, partial(workspace.run, statement, room)))
         self._services.check_open(tx)
         texts.add(last, size)
 
     def columns(self, tx: OpenTransaction, statement: Statement) -> steps.Steps[list[dict[str, Any]]]:
         """Return the columns of a statement's result, by the tables that the workspace has."""
         columns = partial(self.workspace(tx.work).columns, statement)
-        return (yield from steps.wait(partial(self.lend, tx.work, columns)))
+        return (yield from steps.wait(partial(self.run_in_thread, tx.work, columns)))
 
     def _finish(self, tx: OpenTransaction) -> steps.Steps[Prepared]:
-        """Return the prepared transaction for its commit. After a usage error the transaction stays open."""
+        """Return the prepared transaction for its commit; the transaction stays open after a usage error."""
         work = tx.work
         overlay = work.workspace if isinstance(work.workspace, OverlayTransaction) else None
-        finish = (overlay or self.workspace(work)).finish  # only a draft needs the schema in force
-        prepared = yield from steps.wait(partial(self.lend, work, finish))
+        finish = (overlay or self.workspace(work)).finish  # ``workspace`` checks that a draft has the schema in force
+        prepared = yield from steps.wait(partial(self.run_in_thread, work, finish))
         self._services.check_open(tx)
         return prepared

@@ -1,4 +1,4 @@
-"""Open transactions that change the schema; each runs in threads, on a private copy of the database."""
+"""Open transactions that change the schema: each runs in threads, on a private copy of the database."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction, checked
 from bedrockish.node.transactions.places import Services, StatementList, WorkspacePlace
 
-WAIT_S, LOOK_S = 3.0, 0.005  # how long a transaction waits for a copy, and the pause between two looks
+WAIT_S, LOOK_S = 3.0, 0.005  # how long a transaction waits for a copy, and the pause between two checks
 DRAFTS_MAX = 4  # most private copies at the same time; a copy may take much memory
 
 
@@ -26,16 +26,18 @@ class PrivateCopy(WorkspacePlace):
         self._open: set[TransactionWork] = set()
 
     def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
-        """Run the next text, or INSERTs that are alike; the first that changes the schema makes the copy."""
+        """Run the next text, or several INSERTs with the same text; the first schema statement makes the copy."""
         work = tx.work
         if work.workspace is None:
-            yield from self._services.visibility.reach_level(tx)
+            yield from self._services.visibility.catch_up(tx)
         if not isinstance(work.workspace, Draft):
             yield from steps.wait(partial(self.start, work, texts.room))
         draft, rest = self.workspace(work), texts.rest
         may_merge = texts.control is None and texts.position >= texts.alone and count_alike(rest) > 1
         if may_merge and isinstance(draft, Draft):
-            found, size = yield from steps.wait(partial(self.lend, work, partial(draft.run_alike, rest, texts.room)))
+            found, size = yield from steps.wait(
+                partial(self.run_in_thread, work, partial(draft.run_alike, rest, texts.room))
+            )
             self._services.check_open(tx)
             for result in found:
                 texts.add(result)
@@ -54,7 +56,7 @@ class PrivateCopy(WorkspacePlace):
         prepare = checked(engine.access, last.user, lambda: replace(drafted, base=dict(engine.applied)))
         try:
             return (yield from steps.wait(self._services.submit(last, prepare, once=True)))
-        except UsageError as error:  # the data forbade the schema change when it was to come into force
+        except UsageError as error:  # the schema change failed on the data at its activation
             raise type(error)(error.message, **{**error.details, "ended": True}) from error
 
     async def start(self, work: TransactionWork, room: int) -> None:
@@ -74,7 +76,7 @@ class PrivateCopy(WorkspacePlace):
         if work.ended:
             raise UnavailableError("the transaction was ended while it waited; it did not happen")
         self._interactive.check_schema(work)
-        before, was_over = work.workspace, work.over
+        before, was_over = work.workspace, work.ended_by_sqlite
         draft = Draft(self._engine.connector(), work.user)
         self._open.add(work)
         try:
@@ -82,26 +84,26 @@ class PrivateCopy(WorkspacePlace):
             self.workspace(work)  # the schema may have changed while the transaction waited
             log = work.log
             assert log is not None
-            await self.lend(work, lambda: draft.open(log, room))
+            await self.run_in_thread(work, lambda: draft.open(log, room))
         except UsageError:
-            # The copy cannot repeat a statement, such as one that not all nodes can run. The transaction goes on where
-            # it has its rows, without the schema statement.
+            # The copy cannot repeat an earlier statement, for example one that would have another result elsewhere. The
+            # transaction goes on in its earlier place, without the schema statement.
             if not work.ended:
                 draft.close()
-                work.workspace, work.over, before = before, was_over, None
+                work.workspace, work.ended_by_sqlite, before = before, was_over, None
             raise
         else:
             work.take_log()
-            self._interactive.forget(work)
+            self._interactive.release_connections(work)
         finally:
             if before is not None:
                 before.close()
 
     async def _wait_for_room(self) -> None:
-        """Wait, as SQLite waits for its lock, until a further transaction may have a copy.
+        """Wait, as SQLite waits for its lock, until fewer than ``DRAFTS_MAX`` transactions have a copy.
 
         Raises:
-            UnavailableError: too many transactions have one for too long.
+            UnavailableError: the wait has taken ``WAIT_S``.
         """
         until = trio.current_time() + WAIT_S
         while True:

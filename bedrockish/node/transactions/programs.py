@@ -1,7 +1,7 @@
-"""Transactions that programs of this machine have executed on the node's file: their COMMITs, and the ids they lease.
+"""Transactions that programs of this machine have executed on the node's file: their COMMITs and their leased ids.
 
-Only voters lead transactions. A learner checks a transaction of its programs, and has a voter commit it, as the same
-user and under the same id. Then the learner waits until its own file has the rows, so that the program can read them.
+Only voters lead transactions. A learner checks a transaction of one of its programs, and has a voter commit it, for the
+same user and under the same id. Then the learner waits until its own file has the rows, so that the program reads them.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,8 @@ class Voters:
 
     def __init__(self, state: State, entry: Callable[[], ClientCredentials], cluster: str) -> None:
         self._state, self._entry, self._cluster = state, entry, cluster
-        self._wanted, self._told = trio.Event(), trio.Event()
+        # Set when a session is needed, and when its opening has succeeded or failed.
+        self._wanted, self._tried = trio.Event(), trio.Event()
         self._client: Client | None = None
         self._why: BedrockishError | None = None
 
@@ -69,8 +70,8 @@ class Voters:
 
     def _announce(self, why: BedrockishError | None) -> None:
         self._why = why
-        self._told.set()
-        self._told = trio.Event()
+        self._tried.set()
+        self._tried = trio.Event()
 
     async def reach(self) -> Client:
         """Return the session, when it is open.
@@ -79,9 +80,9 @@ class Voters:
             UnavailableError: no voter can be reached.
         """
         if self._client is None:
-            told = self._told
+            tried = self._tried
             self._wanted.set()
-            await told.wait()
+            await tried.wait()
         if self._client is None:
             because = "" if self._why is None else f": {self._why.message}"
             raise UnavailableError(f"node {self._state.me} is a learner and reaches no voter{because}; try again")
@@ -113,12 +114,12 @@ class Programs:
         await self._voters.run()
 
     @property
-    def _elsewhere(self) -> Voters | None:
-        """The voters that commit for this node, if it cannot do so itself."""
+    def _leading_voters(self) -> Voters | None:
+        """The voters that commit for this node if it is a learner; None if it is a voter."""
         return None if self._core.state.roster.is_voter(self._core.state.me) else self._voters
 
     def begin(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | steps.RemainingSteps[Answer]:
-        """Commit a transaction that a program has executed; ``is_nodes``: whether a learner sends it for its program.
+        """Commit a transaction that a program has executed; ``is_nodes``: whether a learner has sent it.
 
         Return the answer; or the rest of the operation, if it has to wait.
 
@@ -135,21 +136,22 @@ class Programs:
             raise UnavailableError(state.trouble)
         engine.memory.check()
         prepared = decode_prepared(data)
-        if engine.batch.is_away:
+        if engine.batch.is_in_thread:
             yield self._boundary.wait_for_writer
         if not is_nodes:
             self._check(prepared, request)
-        elsewhere = None if prepared.readonly or is_nodes else self._elsewhere
+        elsewhere = None if prepared.readonly or is_nodes else self._leading_voters
         if elsewhere is not None:
-            # The token makes the voter wait for entries that this node has applied and the voter has not. Without a
-            # clock here, the token would get the clock of the session's earlier token, which proves less.
+            # The token makes the voter wait until it has applied the transaction's base. It needs a clock, because the
+            # client would otherwise add the clock of the session's earlier token, which proves less.
             asked = replace(request, statements=(), token=Token(prepared.base, state.read_clock()))
             step = Step(0, asked, COMMIT, data, request.user)
             return (yield from steps.wait(partial(self._commit_elsewhere, elsewhere, step)))
         last = replace(request, statements=(), digest=OPEN)
         prepare = partial(self._check, prepared, request, is_nodes=True) if is_nodes else lambda: prepared
         execute = checked(engine.access, request.user, prepare)
-        # A program reads durable states only. The core looks up whether the command has happened.
+        # A program reads durable states only, so a strict read needs only the question to a majority. If the command
+        # has happened, the core answers.
         is_read = prepared.readonly and request.read == STRICT and not is_nodes
         base = prepared.base if is_read and engine.journal.command_txid(request.command) is None else None
         return (yield from steps.wait(self._submit(last, execute, once=True, shares=may_share(prepared), base=base)))
@@ -177,8 +179,8 @@ class Programs:
         return answer
 
     async def settle(self, request: Request) -> Answer | None:
-        """Have a voter make sure that a command has happened or never will; None: this node can do so itself."""
-        elsewhere = self._elsewhere
+        """Have a voter make sure that a command has happened or never will; return None if this node is a voter."""
+        elsewhere = self._leading_voters
         if elsewhere is None:
             return None
         try:
@@ -189,7 +191,7 @@ class Programs:
             return Answer(NOTHING, Token())  # a voter has made sure that the command never happens
 
     async def lease(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Lease ids of a table to a program of this machine, for rows of its transactions, or take unused ids back.
+        """Lease ids of a table to a program of this machine, for its new rows, or take unused ids back.
 
         Raises:
             UsageError: the table has no ids, or the order has another form.
@@ -200,7 +202,7 @@ class Programs:
             return {}
         if not isinstance(table, str) or type(above) is not int or type(count) is not int or not 0 < count <= LEASE_MAX:
             raise UsageError(f"a lease names a table, the id above which it begins, and 1 to {LEASE_MAX} ids")
-        elsewhere = self._elsewhere
+        elsewhere = self._leading_voters
         if elsewhere is not None:
             return map_of(await (await elsewhere.reach())._call(Ask(0, UPKEEP, asked=dict(asked)), LEASE_S))
         await self._boundary.wait_for_writer()

@@ -23,18 +23,18 @@ from bedrockish.node.transactions.open import OpenTransaction
 from bedrockish.node.transactions.places import Place, Services, StatementList
 from bedrockish_journal.model.vector import covers
 
-AGAIN_S = 0.005  # a read that took less is repeated on a newer snapshot if later commits have written its rows
+AGAIN_S = 0.005  # a faster read is repeated on a newer snapshot if later commits have written rows that it has read
 
 
 class SharedWriter(Place):
-    """The writing connection; a statement that takes longer than ``budget_s`` seconds runs again in a worker."""
+    """The writing connection; a statement that takes more than ``budget_s`` seconds is run again by a worker."""
 
     def __init__(self, services: Services, budget_s: float) -> None:
         super().__init__(services)
         self._budget_s = budget_s
 
     def run(self, tx: OpenTransaction, texts: StatementList) -> steps.Steps[None]:
-        """Run the next text, or the consecutive ones with the same text together."""
+        """Run the next text, or several consecutive statements with the same text together."""
         work = tx.work
         if texts.alone <= texts.position < len(texts.statements) - 1 and self._run_alike(work, texts):
             return
@@ -75,7 +75,7 @@ class SharedWriter(Place):
         """
         services, work, interactive = self._services, tx.work, self._interactive
         if interactive.parts.executor.texts.is_long(statement):  # a worker compiles it
-            yield from services.visibility.reach_level(tx)
+            yield from services.visibility.catch_up(tx)
             interactive.check_schema(work)
             interactive.start(work)
             on_overlay = partial(self._on_overlay, work, tx.request, statement, room)
@@ -86,7 +86,7 @@ class SharedWriter(Place):
         last: Result | None = None
         for piece, params in interactive.pieces(work, statement):
             if piece.reads_system:
-                yield from services.visibility.reach_level(tx)
+                yield from services.visibility.catch_up(tx)
             if interactive.needs_snapshot(work, piece):
                 yield from self._take_snapshot(tx)
             last, size = yield from self._run_piece(tx, piece, params, room - taken)
@@ -105,7 +105,7 @@ class SharedWriter(Place):
         found = yield from self._with_clock(tx, run)
         check_open(tx)
         if was_current and time.monotonic() - began < AGAIN_S and not visibility.is_current(work):
-            # Later commits have written rows that the transaction has read: it would lose as soon as it writes.
+            # Later commits have written rows that the transaction has read: it would fail as soon as it writes.
             if self._engine.batch.is_dirty:
                 yield self._services.boundary.durable
                 check_open(tx)
@@ -127,7 +127,7 @@ class SharedWriter(Place):
     def _run_once(
         self, work: TransactionWork, request: Request, piece: Compiled, params: tuple[object, ...], room: int
     ) -> steps.Steps[tuple[Result, int]]:
-        """Run one statement in the loop, or in a worker if it takes long. The transaction may end while it runs."""
+        """Run one statement in the loop, or in a worker if it takes long; the transaction may end in that time."""
         work.inspect(piece)
         workers = self._services.workers
         if not workers.expects(piece.sql):
@@ -149,18 +149,18 @@ class SharedWriter(Place):
         if work.ended:  # before this task began
             raise transaction_ended()
         assert work.snapshot is not None
-        work.lent = True
+        work.in_thread = True
         scope = self._services.workers.scope(work.command, work.clock)
         lengths = self._interactive.parts.executor.texts.lengths(piece)
         try:
             rows, size = await trio.to_thread.run_sync(work.snapshot.run, piece, params, room, lengths, scope)
         finally:
-            work.lent = False
+            work.in_thread = False
             if work.ended:
                 self._interactive.end(work)
-        if work.snapshot is not None:  # otherwise the transaction has ended, and its reads are not needed
+        if work.snapshot is not None:  # otherwise the transaction has ended
             if work.serializable and work.schema != self._engine.schema_version:
-                raise schema_changed()  # its reads would be planned with other statistics than the statement has run
+                raise schema_changed()  # the plan of its reads must use the statistics with which the statement has run
             work.read_unchanged(piece, params, rows, work.snapshot.query)
             assert work.sets is not None
             work.sets.lock(scope.take_locked())
@@ -176,7 +176,7 @@ class SharedWriter(Place):
         """Run a statement in a worker, on the transaction's changes over a newer snapshot, if no commit conflicts."""
         if work.ended:  # before this task began: no call would stop the statement
             raise transaction_ended()
-        self._interactive.step_out(work)
+        self._interactive.swap_out_if_in(work)
         sets, done = work.sets, TransactionWork(work.serializable, work.command, work.user)
         assert sets is not None
         done.follow(work)
@@ -188,7 +188,9 @@ class SharedWriter(Place):
                 result, size, error = await self._services.workers.run(request, run)
             finally:
                 work.stop = None
-                if work.ended:  # the transaction ended during the run: only this code can release its locks
+                if (
+                    work.ended
+                ):  # the transaction ended during the run, and the statement may have locked more rows since
                     self._engine.locks.release(work.command)
         if scope.cancelled_caught:
             raise transaction_ended()
@@ -220,11 +222,11 @@ class SharedWriter(Place):
         """Take a snapshot of the last batch, or of the next one if the last lacks entries that the session has seen."""
         engine, flushed, work = self._engine, self._engine.flushed, tx.work
         has_seen = covers(flushed.applied, tx.request.token.vector) and flushed.schema == engine.schema_version
-        has_seen = has_seen and covers(flushed.applied, tx.level or {})
-        if not engine.batch.is_away and (not engine.batch.is_dirty or (has_seen and work.base is None)):
+        has_seen = has_seen and covers(flushed.applied, tx.required_vector or {})
+        if not engine.batch.is_in_thread and (not engine.batch.is_dirty or (has_seen and work.base is None)):
             self._interactive.take_snapshot(work)
             return
-        # After the end of the transaction, no other code would give the snapshot back.
+        # A snapshot taken after the transaction's end would never be given back.
         take = lambda: None if work.ended else self._interactive.take_snapshot(work)  # noqa: E731
         yield partial(self._services.boundary.result_of, take)
         self._services.check_open(tx)

@@ -1,8 +1,8 @@
-"""Operations that run without a task until they wait for anything but the core.
+"""Operations that run without a task of their own until they wait for anything but the core.
 
-An operation is a generator, ``Steps``, which yields awaitables and is sent their results. As a rule it runs to its end
-where the call is read. If it submits a command to the core, the command's answer resumes it. If it waits for anything
-else, the same generator goes on in a task.
+An operation is a generator, ``Steps``, which yields awaitables and is sent their results. Usually it runs to its end in
+the task that reads the call. If it submits a command to the core, the command's answer resumes it. If it waits for
+anything else, the generator is continued in a task.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -23,9 +23,9 @@ Steps = Generator[Wanted, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A command for the core, which a task awaits, and which steps yield like any awaitable.
+    """A command for the core, as an awaitable for tasks and for steps.
 
-    ``begin`` submits the command and has its answer passed to a function. ``wait`` does the same for a task.
+    ``begin`` submits the command and passes its answer to a function; ``wait`` submits it and returns its answer.
     """
 
     begin: Callable[[Done], None]

@@ -1,4 +1,4 @@
-"""The TEMP objects of sessions at one node: their workspaces, with bounds, in which their transactions run."""
+"""The TEMP objects of sessions at one node: bounded workspaces, in which the transactions of these sessions run."""
 
 import time
 from collections import OrderedDict
@@ -31,7 +31,7 @@ _ELSEWHERE = "they were at another node, or on a link that was lost"
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _SessionObjects:
     """The TEMP objects of one session."""
 
     owner: object
@@ -52,11 +52,11 @@ class SessionWorkspaces(WorkspacePlace):
     def __init__(self, services: Services, bounds: Bounds) -> None:
         super().__init__(services)
         self._bounds = bounds
-        self._held: dict[str, _Held] = {}
+        self._by_session: dict[str, _SessionObjects] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._by_session)
 
     def move(self, tx: OpenTransaction, name: str) -> steps.Steps[None]:
         """Move a transaction to the workspace of its session.
@@ -69,30 +69,30 @@ class SessionWorkspaces(WorkspacePlace):
             UnavailableError: the node has no room for TEMP objects of another session.
             ConflictError: data or a schema on which the transaction rests has changed.
         """
-        yield from self._services.visibility.reach_level(tx)
+        yield from self._services.visibility.catch_up(tx)
         yield partial(self._move, tx, name)
         self._services.check_open(tx)
 
     async def _move(self, tx: OpenTransaction, name: str) -> None:
         work = tx.work
         self._interactive.check_schema(work)
-        held = self._find(tx.owner, name, tx.caller)
-        if held.is_ending:
+        objects = self._find(tx.owner, name, tx.caller)
+        if objects.is_ending:
             with trio.move_on_after(ENDING_S):  # an interrupted statement ends soon; wait for its end
-                while held.is_ending:  # noqa: ASYNC110  a thread of the workers ends it
+                while objects.is_ending:  # noqa: ASYNC110  a thread of the workers ends it
                     await trio.sleep(LOOK_S)
-            held = self._find(tx.owner, name, tx.caller)
-        if held.workspace.transaction is not None:
+            objects = self._find(tx.owner, name, tx.caller)
+        if objects.workspace.transaction is not None:
             raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
         tick = self._services.workers.scope(work.command, work.clock).tick
         assert tick is not None
         if isinstance(work.workspace, OverlayTransaction):
             work.workspace.record()
             work.workspace.close()
-        running = TemporaryTransaction(held.workspace, work, tick)
+        running = TemporaryTransaction(objects.workspace, work, tick)
         await self.begin(work, running, moves=True)
-        await self.lend(work, running.open)
-        tx.told = work.base
+        await self.run_in_thread(work, running.open)
+        tx.revealed = work.base
 
     def commit(self, tx: OpenTransaction, last: Request) -> steps.Steps[Answer]:
         """Commit the rows of the transaction; the TEMP tables keep theirs if the commit succeeds."""
@@ -110,55 +110,55 @@ class SessionWorkspaces(WorkspacePlace):
     def end_late(self) -> None:
         """Drop the TEMP objects that were idle for too long."""
         late = time.monotonic() - self._bounds.idle_temporary_ms / 1000
-        for name, held in list(self._held.items()):
-            if held.workspace.transaction is None and held.touched < late:
+        for name, objects in list(self._by_session.items()):
+            if objects.workspace.transaction is None and objects.touched < late:
                 self._close(
                     name, f"no statement used them for {self._bounds.idle_temporary_ms / 1000:g} s (idle_temporary_ms)"
                 )
 
     def end_owner(self, owner: object) -> None:
         """Drop the TEMP objects of a client whose link and transactions have ended."""
-        for name, held in list(self._held.items()):
-            if held.owner is owner and held.workspace.transaction is None:
+        for name, objects in list(self._by_session.items()):
+            if objects.owner is owner and objects.workspace.transaction is None:
                 self._close(name, _ELSEWHERE)
-            elif held.owner is owner:
-                held.owner, held.touched = None, 0.0  # a thread still runs; ``end_late`` drops it later
+            elif objects.owner is owner:
+                objects.owner, objects.touched = None, 0.0  # a thread still runs; ``end_late`` drops it later
 
     def close(self) -> None:
         """Drop all TEMP objects, because the node stops."""
-        for name, held in list(self._held.items()):
-            if held.workspace.transaction is None:  # otherwise a thread still runs, and was interrupted
+        for name, objects in list(self._by_session.items()):
+            if objects.workspace.transaction is None:  # otherwise a thread still runs, and was interrupted
                 self._close(name, "the node is stopping")
 
-    def _find(self, owner: object, name: str, caller: str) -> _Held:
-        held = self._held.get(name.removeprefix(FRESH))
-        if held is not None and held.owner is owner and held.workspace.is_broken:
+    def _find(self, owner: object, name: str, caller: str) -> _SessionObjects:
+        objects = self._by_session.get(name.removeprefix(FRESH))
+        if objects is not None and objects.owner is owner and objects.workspace.is_broken:
             self._close(name.removeprefix(FRESH), "their connection at the node failed, or may not be used any more")
-            held = None
-        if held is not None and held.owner is owner:
-            held.touched = time.monotonic()
-            return held
-        if not name.startswith(FRESH) or held is not None:
+            objects = None
+        if objects is not None and objects.owner is owner:
+            objects.touched = time.monotonic()
+            return objects
+        if not name.startswith(FRESH) or objects is not None:
             why = self._ended.get(name, _ELSEWHERE)
             raise TemporaryLostError(
                 f"the TEMP objects of the session are gone: {why}; the transaction did not happen: "
                 "make the objects again"
             )
-        mine = sum(one.owner is owner for one in self._held.values())
+        mine = sum(one.owner is owner for one in self._by_session.values())
         most = self._bounds.temporary_max
-        if mine >= max(most // 4, 1) or not has_room(most, (one.caller for one in self._held.values()), caller):
+        if mine >= max(most // 4, 1) or not has_room(most, (one.caller for one in self._by_session.values()), caller):
             raise UnavailableError(
-                f"{mine} sessions with TEMP objects on this link and {len(self._held)} at this node: its limit is "
-                f"{most} (temporary_max), a quarter of them on one link, and {RULE}: close some"
+                f"{mine} sessions with TEMP objects on this link and {len(self._by_session)} at this node: its limit "
+                f"is {most} (temporary_max), a quarter of them on one link, and {RULE}: close some"
             )
         workspace = TemporaryWorkspace(self._engine.connector(), self._bounds.temporary_bytes_max)
-        made = _Held(owner, caller, workspace, time.monotonic())
-        self._held[name.removeprefix(FRESH)] = made
+        made = _SessionObjects(owner, caller, workspace, time.monotonic())
+        self._by_session[name.removeprefix(FRESH)] = made
         return made
 
     def _close(self, name: str, why: str) -> None:
-        held = self._held.pop(name)
-        held.workspace.close()
+        objects = self._by_session.pop(name)
+        objects.workspace.close()
         self._ended[name] = why
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
@@ -167,7 +167,7 @@ class SessionWorkspaces(WorkspacePlace):
 async def _end_prepared(running: TemporaryTransaction, led: steps.Submission | None, read: Answer) -> Answer:
     """End a prepared transaction, and return its answer.
 
-    If the transaction commits, its rows in TEMP tables stay. If it fails, they are rolled back. If its outcome is
+    If the transaction commits, its changes of TEMP tables stay. If it fails, they are rolled back. If its outcome is
     unknown, all TEMP objects of the session are lost.
 
     Args:

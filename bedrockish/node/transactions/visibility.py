@@ -1,8 +1,7 @@
 """The commits that an open transaction sees, and those that its answers reveal.
 
-Strict reads of the cluster's own tables cannot be executed again in an open transaction or a stream. Before such a
-read, the node asks a majority for all known transactions, and waits for their end (``core.coordinator.catch_up``).
-So the snapshot has every commit that was acknowledged before the transaction or the stream began.
+A strict read of the cluster's own tables cannot be executed again in an open transaction or a stream. So before the
+read, the node waits until it has applied every commit that was acknowledged so far (``core.coordinator.catch_up``).
 """
 
 from collections.abc import Callable
@@ -24,14 +23,14 @@ from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import OpenTransaction
 from bedrockish_journal.model.vector import Vector, covers
 
-SUFFIX, ID_MAX = "+level", 200  # the end of a question's command id, and the most characters of such an id
+SUFFIX, ID_MAX = "+level", 200  # the end of the command id of such a wait, and the most characters of the id
 
 
-async def reach_level(submit: steps.Submit, engine: WriterLender, request: Request) -> None:
+async def catch_up(submit: steps.Submit, engine: WriterLender, request: Request) -> None:
     """Wait until this node has applied every commit that was acknowledged before the call.
 
     Raises:
-        UnavailableError: within the time of the request no majority has answered, or a transaction has not ended.
+        UnavailableError: within the timeout of the request no majority has answered, or a transaction has not ended.
     """
 
     empty = lambda: only_read(engine.applied, engine.schema_version, reads_system=True)  # noqa: E731
@@ -40,14 +39,16 @@ async def reach_level(submit: steps.Submit, engine: WriterLender, request: Reque
 
 
 def checked_read(tx: OpenTransaction, prepared: Prepared) -> Prepared:
-    """Return a transaction for its commit; its reads of the cluster's own tables need no further question.
+    """Return a transaction for its commit; its reads of the cluster's own tables were checked when they began.
 
     Raises:
         UsageError: the transaction writes, and was begun as read-only.
     """
     if tx.request.read_only and not prepared.readonly:
         raise UsageError("the transaction was begun as read-only, and has written; roll it back")
-    assert not prepared.reads_system or tx.level is not None or tx.request.read != STRICT, "it asked before it read"
+    assert not prepared.reads_system or tx.required_vector is not None or tx.request.read != STRICT, (
+        "``catch_up`` is called before such a read"
+    )
     return replace(prepared, reads_system=False)
 
 
@@ -67,33 +68,33 @@ class Visibility:
         self._submit, self._boundary, self._check_open = submit, boundary, check_open
 
     def is_current(self, work: TransactionWork) -> bool:
-        """Return whether no commit after the snapshot of a serializable transaction has written what it has read."""
-        if work.snapshot is None or work.behind or work.clock or not work.serializable:
+        """Return whether the reads of a serializable transaction on its snapshot are still current."""
+        if work.snapshot is None or work.is_stale or work.clock or not work.serializable:
             return False
         applied, sets = self._engine.applied, work.sets
         assert work.base is not None
         assert sets is not None
         if work.base != applied:
             newer = self._state.commit_window.newer_than(work.base)
-            work.behind = newer is None or any(
+            work.is_stale = newer is None or any(
                 tx.is_in(applied) and sets.conflicts_with(tx.access_set) is not None for tx in newer
             )
-        return not work.behind
+        return not work.is_stale
 
     def move_up(self, work: TransactionWork, before: Vector) -> bool:
         """Move a transaction that has only read to a snapshot of the last batch; return whether that is possible.
 
-        ``before``: the vector that was applied when all reads but the last one were still current; the last read is
-        repeated. No entry applied after that vector, even during a wait for the batch, may touch data that was read.
+        ``before``: the vector that was applied when all reads but the last were still current; the caller repeats the
+        last one. The move is impossible if a commit applied after ``before`` conflicts with a read.
         """
         engine, flushed = self._engine, self._engine.flushed
-        if engine.batch.is_away or engine.batch.is_dirty or flushed.schema != work.schema or work.snapshot is None:
+        if engine.batch.is_in_thread or engine.batch.is_dirty or flushed.schema != work.schema or work.snapshot is None:
             return False
         assert work.sets is not None
         if self._is_touched(work.sets, before):
             return False
         self._interactive.take_snapshot(work)
-        work.behind = False
+        work.is_stale = False
         return True
 
     def _is_touched(self, sets: AccessSets, before: Vector) -> bool:
@@ -102,30 +103,27 @@ class Visibility:
         newer = window.newer_than(before)
         if newer is not None:
             return any(sets.conflicts_with(tx.access_set) is not None for tx in newer)
-        # If the vector lacks hundreds of commits, the oldest of these are packed, and can be found only by their keys.
+        # If the vector lacks hundreds of commits, the oldest of these are packed: they can be found only by their keys.
         return window.has_dropped(before) or next(window.conflicts(sets.access_set(), before), None) is not None
 
     def wait_for_disk(self, tx: OpenTransaction) -> steps.Steps[None]:
-        """Wait until the client's answer depends on durable commits only.
-
-        The answer need not wait for commits that do not change it.
-        """
+        """Wait until all commits on which the client's answer depends are durable."""
         work, state, durable = tx.work, self._state, self._engine.durable
         base = work.base
         if base is None:
             return
         if isinstance(work.workspace, OverlayTransaction) and state.clock.value <= state.clock.ceiling:
-            return  # ``told`` is the transaction's snapshot, which was durable at its begin
+            return  # ``revealed`` is the transaction's snapshot, which was durable when it was taken
         on_snapshot = work.snapshot is not None and not work.wrote
         seen = base if on_snapshot else self._engine.applied
         if state.clock.value > state.clock.ceiling:  # the answer may contain a value of the clock
             yield self._boundary.durable
         elif covers(durable, seen):
-            tx.told = base
+            tx.revealed = base
         elif self._is_the_same(work, seen, durable):
-            tx.told = durable
+            tx.revealed = durable
         else:
-            tx.told = base
+            tx.revealed = base
             yield self._boundary.durable
 
     def _is_the_same(self, work: TransactionWork, seen: Vector, durable: Vector) -> bool:
@@ -137,29 +135,29 @@ class Visibility:
 
     def token(self, tx: OpenTransaction) -> Token:
         """Return the token of the commits that a transaction's answers depend on."""
-        return Token() if tx.told is None else Token(tx.told, self._state.read_clock())
+        return Token() if tx.revealed is None else Token(tx.revealed, self._state.read_clock())
 
-    def reach_level(self, tx: OpenTransaction) -> steps.Steps[None]:
-        """Have a strict transaction see every commit that was acknowledged before, unless it does so already.
+    def catch_up(self, tx: OpenTransaction) -> steps.Steps[None]:
+        """Have a strict transaction see every commit that was acknowledged before this call, at its first call.
 
-        A place calls this before the first read of the cluster's own tables. A place cannot tell the tables
-        that a statement in a workspace reads, so it calls this before it makes a workspace, too.
+        A ``Place`` calls this before the transaction's first read of the cluster's own tables. It also calls this
+        before it makes a workspace, because it does not learn the tables that statements in a workspace read.
 
         Raises:
             ConflictError: the snapshot cannot move up, because rows that the transaction has read were changed.
-            UnavailableError: as ``reach_level``.
+            UnavailableError: as the function ``catch_up``.
         """
         work = tx.work
-        if tx.request.read != STRICT or tx.level is not None:
+        if tx.request.read != STRICT or tx.required_vector is not None:
             return
-        yield partial(reach_level, self._submit, self._engine, tx.request)
+        yield partial(catch_up, self._submit, self._engine, tx.request)
         self._check_open(tx)
-        tx.level = dict(self._engine.applied)
-        if work.snapshot is None or covers(work.base or {}, tx.level):
+        tx.required_vector = dict(self._engine.applied)
+        if work.snapshot is None or covers(work.base or {}, tx.required_vector):
             return  # its next statement runs on a newer snapshot, or on the newest commits
         yield partial(self._boundary.result_of, partial(self._move_up_strictly, work))
         self._check_open(tx)
-        if not covers(work.base or {}, tx.level):
+        if not covers(work.base or {}, tx.required_vector):
             raise ConflictError(
                 "the transaction read rows before it read a table of the cluster itself, and its snapshot lacks "
                 "commits that the level strict needs; the transaction did not happen: run it again, or read that "
@@ -168,7 +166,7 @@ class Visibility:
 
     def _move_up_strictly(self, work: TransactionWork) -> None:
         """Move a transaction that has only read to a snapshot of the last batch, if its reads would be the same."""
-        # The snapshot must stay before the clock that the client got, and under snapshot isolation the first snapshot
-        # stays.
+        # The snapshot must stay below a clock that transaction_clock() has returned, and under snapshot isolation the
+        # first snapshot stays.
         if not (work.ended or work.clock) and work.serializable and work.base is not None:
             self.move_up(work, dict(work.base))

@@ -256,7 +256,7 @@ class OverlayTransaction:
                 self.interactive.start(self.work)
                 early.add_to(self.work, self.executor)
         except (BedrockishError, apsw.Error) as error:
-            self.work.over = True  # its access set lacks reads
+            self.work.ended_by_sqlite = True  # its access set lacks reads
             self._end = error if isinstance(error, BedrockishError) else translate(error, "")
             if self._end is error:
                 raise

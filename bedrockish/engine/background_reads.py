@@ -52,8 +52,8 @@ class BackgroundReads:
     def reader(self) -> Iterator[apsw.Connection]:
         """Lend a connection that only reads, for a brief use outside of a transaction.
 
-        The connection is kept for the next use, because a new one first parses all definitions, a tenth of a second for
-        some thousand tables. Its caches of pages and entries are emptied, so each use reads the bytes in the file.
+        The connection is kept for the next use, because a new one first parses all definitions, which takes a tenth of
+        a second for some thousand tables. Its caches of pages and entries are emptied, so that each use reads the file.
 
         Raises:
             apsw.Error: the file cannot be opened once more.

@@ -4,8 +4,8 @@ Every write of the node goes into the open batch. ``flush`` commits it and opens
 back the whole transaction because one statement failed; ``redo`` then writes the batch again from the list of its
 actions, so no request can undo a decided write.
 
-The connection has one user at a time: the engine, an open transaction of a client (the *guest*, which leaves when the
-engine needs the connection), or another thread (between ``hand_over`` and ``take_back``).
+The connection has one user at a time: the engine, an open transaction of a client (the *guest*, whose rows are rolled
+back when the engine needs the connection), or another thread (between ``hand_over`` and ``take_back``).
 """
 
 from collections.abc import Callable
@@ -55,9 +55,9 @@ class Batch:
         self.state = WriterState.STARTING
         self.failed = False  # whether the file or the machine failed, so that the batch is never committed
         self.size = 0  # about how many bytes the open batch has
-        self.guest: Guest | None = None  # the open transactions of clients, which borrow the connection
+        self.guest: Guest | None = None  # the executor of clients' open transactions, which borrow the connection
         self._actions: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._wait: Callable[[], None] | None = None  # returns when the thread that has the connection is done
+        self._wait: Callable[[], None] | None = None  # waits for the thread that has the connection; None without one
 
     def open(self) -> None:
         """Open the first batch, or the next one."""
@@ -73,7 +73,7 @@ class Batch:
 
     @property
     def is_long(self) -> bool:
-        """Whether to call ``flush`` in another thread, because it takes long or may restart the write-ahead log."""
+        """Whether to call ``flush`` in another thread: the batch is large, or ``flush`` may restart the log."""
         return bool(self._actions) and (self.size > LONG_BYTES or self.may_finish_log)
 
     @property
@@ -86,9 +86,9 @@ class Batch:
     def hand_over(self, wait: Callable[[], None]) -> None:
         """Give the connection to a thread until ``take_back``; ``wait`` blocks every other thread until then.
 
-        Until then, another user waits for that thread, or tests ``is_away`` and tries again later.
+        Until then, another user waits for that thread, or tests ``is_in_thread`` and tries again later.
         """
-        assert self._wait is None, "one thread at a time has the writer"
+        assert self._wait is None, "only one thread at a time may have the writer"
         self.evict_guest()
         self._wait = wait
 
@@ -112,7 +112,7 @@ class Batch:
     def _write_again(self) -> None:
         """Write the batch again, because SQLite has rolled it back during a read, for lack of disk space or memory.
 
-        Otherwise the next write would be committed without the writes before it.
+        Otherwise the next flush would commit later writes without the earlier ones.
         """
         if self.guest is not None:
             self.guest.note_lost_rows()
@@ -153,7 +153,7 @@ class Batch:
         self._actions.append((action, arguments))
 
     def redo(self) -> None:
-        """Write the batch again after it was rolled back because of a request, or of an entry that did not fit."""
+        """Write the batch again after it was rolled back because of a request, or of an entry that does not fit."""
         self._db.execute("BEGIN IMMEDIATE")
         self._wal.rolled_back()
         self._hooks.reload()
@@ -169,7 +169,7 @@ class Batch:
         self.state = before
 
     def give_up(self) -> None:
-        """Roll the batch back and mark it as failed: it may have a part of a write, and must never be committed."""
+        """Roll the batch back and mark it as failed: it may have only a part of a write, and must not be committed."""
         self.failed = True
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
@@ -205,7 +205,7 @@ class Batch:
                 self._wal.finish(self._db, self._limits.wal_frames_max)
             self.open()
             if self._wal.is_overtaken():
-                # Another process has written the file between two batches; the node's own writes do not count here.
+                # Another process has committed between two batches of this node.
                 self.failed = True
                 raise DamagedError(FOREIGN_WRITER)
             self._wal.reserve(self._limits.wal_frames_max)
@@ -214,9 +214,9 @@ class Batch:
         return True
 
     def shorten_log(self) -> bool:
-        """End a log that is long for its disk, if the node is idle: a node that writes does so at the end of a batch.
+        """Restart a log that is long for its disk, if the node is idle; a busy node does that at the end of a batch.
 
-        Return False if a checkpoint in another thread must copy most of it first.
+        Return False if a checkpoint in another thread must copy most of the log first.
 
         Raises:
             DamagedError: the file failed; the node must stop.

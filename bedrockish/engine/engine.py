@@ -85,7 +85,7 @@ class Engine:
         self.wal = Wal(db)  # the write-ahead log
         self._ceiling: int = system.get_meta(db, CEILING) or 0
         self._members = 0  # how often the members and users were read from the file
-        self._is_changed = False
+        self._has_schema_change = False  # whether the open batch changes the schema
         self.publication = Publication(db, self.wal)  # tells other programs which batches are written and durable
         self.pages = PageCache(db, limits.memory.max_bytes)  # the writer's page cache
         self.damaged = DamagedEntries(system.get_meta(db, "node"))
@@ -114,7 +114,7 @@ class Engine:
         self.durable: Mapping[str, int] = {}  # the last durable tick of each timeline, as of the last ``sync``
         self.durable_ceiling = 0  # the durable ceiling of the node's clock, as of the last ``sync``
         self._ids.note_votes(system.votes(db))
-        self._is_changed = False
+        self._has_schema_change = False
         batch.open()
 
     @classmethod
@@ -220,15 +220,16 @@ class Engine:
             self._executor.governor.release()
             if self.locks.held:
                 self.locks.release(request.command)
-            if not self._db.in_transaction:  # SQLite has rolled back the whole batch, for lack of memory, say
+            if not self._db.in_transaction:  # SQLite has rolled back the whole batch, for example for lack of memory
                 self.batch.redo()
 
     def only_writes(self, texts: Sequence[str]) -> bool:
-        """Return whether each of these SQL texts has run before, writes rows, and has no other lasting effect."""
+        """Return whether each of these SQL texts has run before, and only writes rows."""
         return self._executor.texts.only_writes.issuperset(texts)
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
-        """Run as many of the first requests as can share a transaction, roll them back, and return that transaction.
+        """Run the longest prefix of the requests that can share a transaction, roll it back, and return the
+        transaction.
 
         The errors are those of ``execute``.
         """
@@ -321,11 +322,11 @@ class Engine:
 
     @property
     def is_slow_to_roll_back(self) -> bool:
-        """Whether a rollback of a request takes long, because SQLite then reads thousands of definitions again.
+        """Whether a rollback of a request takes long, because it makes SQLite read thousands of definitions again.
 
-        From a change of the schema until the commit of its batch, every ROLLBACK TO makes SQLite read the schema again.
+        That is so from a change of the schema until the commit of its batch.
         """
-        return self._is_changed and self.tables.definitions.are_many
+        return self._has_schema_change and self.tables.definitions.are_many
 
     def apply(self, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
         """Append an entry to the journal and, unless it is a repeat, make its changes in the tables, in the open batch.
@@ -379,7 +380,7 @@ class Engine:
         return self.batch.flush()
 
     def _seal(self, number: int) -> None:
-        """Write the rows that every batch has: its number, and the row ``moment``."""
+        """Write the rows that every batch ends with: its number, and the row ``moment``."""
         system.set_meta(self._db, "batches", number)
         self.publication.write(number, self.applied, self.applied_clock, self.schema_version)
 
@@ -389,7 +390,7 @@ class Engine:
         if self.entries.staged.attached:
             self.entries.staged.detach()
         self.builds.end()
-        self._is_changed = False
+        self._has_schema_change = False
         if self.pages.is_wide:
             self.pages.narrow()
         self.flushed = self._flushed()
@@ -466,7 +467,7 @@ class Engine:
 
     def _note_change(self) -> None:
         """Mark the open batch as one that changes the schema."""
-        self._is_changed = True
+        self._has_schema_change = True
 
     def _reload(self) -> None:
         """Read the schema again after SQLite has rolled back the batch."""
@@ -481,7 +482,7 @@ class Engine:
         self._executor.use(tables)
         self._ids.use(tables)
         self.publication.forget_schema()
-        self._is_changed = True
+        self._has_schema_change = True
         self._applier.indexes.rebuild(stale_indexes(before, tables.virtual, changed, statements))
 
     def _learn_members(self) -> None:

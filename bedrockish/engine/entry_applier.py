@@ -53,7 +53,7 @@ class EntryApplier:
         return len(entry.transaction.body) > LONG_BYTES
 
     def decode(self, data: bytes) -> list[Change]:
-        """Return the changes of a transaction for a check; if they are few, keep them until the transaction is applied.
+        """Decode the changes of a transaction for a check; if they are few, keep them until the transaction is applied.
 
         Raises:
             EntryMalformedError: the bytes are not a list of changes.
@@ -63,7 +63,7 @@ class EntryApplier:
         return changes
 
     def encode(self, changes: list[Change]) -> bytes:
-        """Encode the changes of a transaction; if the encoding is short, keep its changes, to save a later decoding."""
+        """Encode the changes of a transaction; if they are few, keep them, which saves a later decoding."""
         data = encode_changes(changes)
         self._keep(data, changes)
         return data
@@ -85,7 +85,7 @@ class EntryApplier:
         return self.encode(changes), tuple(map(len, lists))
 
     def why_rows_differ(self, transaction: Transaction) -> str:
-        """Return the difference of a transaction's old rows from this node's rows; empty if they are equal.
+        """Return how a transaction's old rows differ from this node's rows; empty if they are equal.
 
         Raises:
             DamagedError: the file failed; the node must stop.
@@ -114,7 +114,7 @@ class EntryApplier:
         """
         db, changes = self._db, [] if repeat else self._few_changes(entry)
         if changes is not None and len(changes) <= 1:
-            # SQLite makes a single change completely or not at all, so it needs no savepoint, which would make SQLite
+            # SQLite makes a single change completely or not at all, so no savepoint is needed, for which SQLite would
             # copy every written page.
             self._rows.apply(entry, (changes,))
             try:
@@ -146,7 +146,7 @@ class EntryApplier:
         return bool(fits)
 
     def _append_if(self, entry: Entry, applied_ms: int, make: Callable[[], bool | None]) -> bool | None:
-        """Call ``make`` for an entry's changes; append the entry if all fit; return the result of ``make``."""
+        """Make an entry's changes by ``make``, and append the entry if all fit; return the result of ``make``."""
         try:
             fits = make()
             if fits:
@@ -157,13 +157,13 @@ class EntryApplier:
             raise
 
     def _write_without(self, entry: Entry) -> None:
-        """Roll back the batch, because it has only a part of an entry, and write it again without that entry."""
+        """Roll back the batch, which has only a part of an entry, and write it again without that entry."""
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         if self._batch.state is WriterState.REDOING:
             raise DamagedError(
-                f"{entry.leader}{entry.tick} fitted the tables when it was written first, and does not when it is "
-                "written again"
+                f"{entry.leader}{entry.tick} fitted the tables when it was first written, and does not fit now, when "
+                "the batch is written again"
             )
         self._batch.redo()
 
@@ -184,7 +184,7 @@ class EntryApplier:
         """Apply the rows, the schema statements or the membership of an entry."""
         transaction = entry.transaction
         if entry.txid in self.void:
-            assert transaction.kind == ROWS, f"{entry.txid} may not be void: it is no change of rows"
+            assert transaction.kind == ROWS, f"{entry.txid} may not be skipped: it changes more than rows"
         elif transaction.kind == ROWS:
             try:
                 known = None if changes is None else (changes,)

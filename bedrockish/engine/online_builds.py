@@ -1,4 +1,4 @@
-"""Online schema changes: an index is built in the background while requests are served."""
+"""Online schema changes: the index of a scheduled change is built in slices while the node serves requests."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 
 
 class OnlineBuilds:
-    """The part of an engine that builds the result of a scheduled schema change in advance."""
+    """The part of an engine that builds the index of a scheduled schema change before its activation."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class OnlineBuilds:
         return True
 
     def apply(self, entry: Entry, apply: Callable[[], None]) -> None:
-        """Call ``apply``, which writes an entry's rows into the tables, in the open batch; change the build to match.
+        """Call ``apply``, which writes an entry's rows into the tables, and make the same changes in the build.
 
         The batch records the rows that the build adds and removes: computed again for ``Batch.redo``, these rows could
         differ, because the build has advanced.
@@ -114,7 +114,7 @@ class OnlineBuilds:
         """Drop a build whose schema change is in force in a committed batch."""
         build = self.current
         if build is not None and build.version != self._versions.current:
-            build.close(wait=False)  # if a thread still reads for the build, the thread's owner closes the build
+            build.close(wait=False)  # a thread that still reads for the build closes it afterwards
             self.current = None
 
     def interrupt(self) -> None:

@@ -284,7 +284,7 @@ class LocalTransaction:
     @property
     def is_over(self) -> bool:
         """Whether SQLite itself has rolled the transaction back because of a statement."""
-        return self._work.ended_by_sqlite
+        return self._work.has_failed
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
         """Return the columns of a statement's result, with their declared types, without running the statement.

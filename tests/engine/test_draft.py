@@ -345,7 +345,7 @@ async def test_schema_transaction_is_refused_beyond_its_limits(desk: Desk, monke
     many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000)"
     with pytest.raises(TooLargeError, match="MiB of pages"):
         await desk.run(first, f"INSERT INTO u {many} SELECT zeroblob(1000) FROM n")
-    assert first.ended_by_sqlite
+    assert first.has_failed
     desk.interactive.end(first)
     await desk.run(second, "CREATE TABLE u(x)")
     desk.interactive.end(second)

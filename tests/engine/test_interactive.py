@@ -568,7 +568,7 @@ def test_or_rollback_ends_its_own_transaction_only(desk: Desk) -> None:
     work = desk.begin()
     with pytest.raises(ConstraintError):
         desk.run(work, "INSERT OR ROLLBACK INTO account VALUES (1, 0, 'x')")
-    assert work.ended_by_sqlite
+    assert work.has_failed
     desk.interactive.end(work)
     assert desk.node.rows("SELECT v FROM account WHERE id IN (1, 3)") == [(10,), (77,)]
 

@@ -83,10 +83,7 @@ OWN = {"store": "s", "starts": [[b"1", 0], [b"2", 100]]}
         ({"store": "other", "start": b"2", "batches": 150}, ""),
         ({"store": "s", "start": b"1", "batches": 120}, ""),  # our file was shorter when it went on: it was put back
         ({"store": "s", "start": b"3", "batches": 150}, ""),  # a start that our file lacks
-        (
-            {"store": "s", "start": b"2", "batches": 10**12},
-            "claims to have seen 1000000000000 batches of this process",
-        ),
+        ({"store": "s", "start": b"2", "batches": 10**12}, "claims to have seen 1000000000000 batches of this process"),
         ({"store": "s", "start": b"2", "batches": 200}, "our file has all of the 200 batches"),
         ({"store": "s", "start": b"1", "batches": 100}, "our file has all"),
         ({"store": "s", "start": "2", "batches": 10**12}, ""),

@@ -235,7 +235,7 @@ class World:
             self.tally.counts["statements of open transactions"] += 1
         except (ConflictError, UsageError) as error:
             self.said.append(f"   {type(error).__name__}: {error}")
-            if isinstance(error, ConflictError) or work.ended_by_sqlite:
+            if isinstance(error, ConflictError) or work.has_failed:
                 self.forget(node, work)
 
     def finish(self, node: Node, work: TransactionWork) -> None:

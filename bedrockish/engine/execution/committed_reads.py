@@ -4,7 +4,7 @@ With SQLite's write-ahead log, another connection sees the last committed batch 
 a request that only reads need not wait for the writer if the last batch has everything that its session has seen.
 
 The number of the batch is read from the snapshot itself, because the writer's thread may commit the next batch at any
-moment. A snapshot of a batch whose vector is not known here yet is not used.
+moment. A snapshot of a batch whose vector is not known yet is not used.
 """
 
 from dataclasses import dataclass

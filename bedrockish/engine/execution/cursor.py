@@ -1,6 +1,6 @@
-"""Results that are too long for one answer: helper threads read them on a snapshot, in batches of bounded size.
+"""Streamed results: helper threads read them on a snapshot, in batches of bounded size.
 
-Between two batches only SQLite's state of the statement is kept, so a result may be larger than the memory.
+Between two batches only SQLite's cursor is kept, so a result may be larger than the memory.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def compile_read(
         if piece.kind != READ or piece.setting:
             raise UnsupportedError("only a statement that reads can be streamed; use execute for this one")
         if found is not None:
-            raise UnsupportedError("a stream is the result of one statement; leave out what follows it")
+            raise UnsupportedError("a stream is the result of one statement; leave out the statements after it")
         found = piece, params
     assert found is not None  # a text without a statement was refused before
     return *found, executor.analysis.plan(found[0])
@@ -120,7 +120,7 @@ class Batches:
             return UnavailableError("the reading was stopped")
         seconds = self._snapshot.limits.statement_s
         return TooLargeError(
-            f"there was no further row within {seconds:g} s; add an index, or ask for less", sql=self._piece.sql
+            f"SQLite found no further row within {seconds:g} s; add an index, or select less", sql=self._piece.sql
         )
 
     def stop(self) -> None:

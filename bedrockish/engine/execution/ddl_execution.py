@@ -1,4 +1,4 @@
-"""Schema changes that also change rows: their statements are run now for their answers, and recorded to be run later.
+"""Schema changes that also change rows: their statements are run now for their results, and recorded for later.
 
 At the activation, every node has the same tables and runs the recorded statements
 (``bedrockish_journal.storage.schema_steps``). So a statement whose result could differ between nodes is refused: a
@@ -64,7 +64,7 @@ from bedrockish_journal.storage.table_layout import quote
 
 _DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC, as PRAGMA function_list shows it
 _ROLLBACK, _FAIL = 1, 3  # conflict clauses, by their numbers in bytecode
-_DATA = (  # names that are counted as the catalogue, although their content is data
+_DATA = (  # names that SQLite reports as reads of the catalogue, although they show data; each with the way out
     ("sqlite_sequence", "sqlite_sequence is each node's own: use max() of the ids"),
     ("pragma_foreign_key_check", "use PRAGMA foreign_key_check"),
 )
@@ -210,7 +210,7 @@ class Mixed:
         except (ConstraintError, SqlError, TooLargeError, UnsupportedError):
             if not self._db.in_transaction:
                 raise
-            return [], 0  # which one the error concerns shows when each runs
+            return [], 0  # the caller runs them one by one, to find the one that fails
         results = []
         for rowid in rowids:
             self.lastrowid = rowid or self.lastrowid
@@ -265,7 +265,7 @@ class Mixed:
             if name not in self._marks:
                 raise SqlError(f"no such savepoint: {control.name}")
             place = len(self._marks) - 1 - self._marks[::-1].index(name)
-            self._made.clear()  # some may be gone
+            self._made.clear()  # a rollback may have removed some of these tables
             del self._marks[place + (control.kind == ROLLBACK_TO) :]
         try:
             self._db.execute(text)
@@ -275,7 +275,7 @@ class Mixed:
         self._record(SchemaStep(text))
 
     def prepared(self, base: dict[str, int], version: int, results: list[Result]) -> Prepared:
-        """Return the recorded change, ready to be led.
+        """Return the recorded change as a prepared transaction.
 
         Raises:
             ConstraintError: a foreign key is broken.
@@ -343,7 +343,7 @@ class Mixed:
         return Result(piece.columns, rows, rowcount, self.lastrowid or None), size
 
     def _note_made(self, text: str) -> None:
-        """Note the tables of this transaction, until a statement could give one of them another name, or a trigger."""
+        """Record a table that the statement has made; forget all if it could rename one or give it a trigger."""
         name = folded(made_table(text))
         if name and name not in self._existed:
             self._made.add(name)
@@ -452,7 +452,7 @@ class Mixed:
         return Result((), [], -1, None)
 
     def _why_own(self, piece: Compiled) -> str:
-        """Return why a statement reads data that differ between nodes, and what to do; empty if it does not."""
+        """Return why a statement reads data that differ between nodes, and the way out; empty if it does not."""
         # A statement that shows the schema runs only here, and not again at the activation.
         shows_schema = piece.kind == READ and piece.whole_schema and not piece.checks_keys
         if piece.settings and not shows_schema:

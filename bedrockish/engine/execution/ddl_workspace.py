@@ -46,7 +46,9 @@ class Draft:
         self._user = user
         self._workspace = Workspace(connector)
         self._mixed: Mixed | None = None
-        self.ended_by_sqlite = False  # whether SQLite itself has ended the transaction
+        self.has_failed = (
+            False  # whether the transaction can only be rolled back, for example because SQLite has ended it
+        )
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -97,12 +99,12 @@ class Draft:
                 if one.failure != str(error.message):
                     raise _changed(one.statement) from error
                 continue
-            except (TooLargeError, UnsupportedError) as error:  # the caller knows only the statement that it sends now
+            except (TooLargeError, UnsupportedError) as error:  # name the statement: the client has just sent another
                 raise type(error)(
                     f"{error.message} (the refused statement ran before: {_quoted(one.statement)})", **error.details
                 ) from error
             if verb_of(one.statement.sql) == "EXPLAIN" and is_single(one.statement.sql):
-                continue  # no comparison: EXPLAIN has shown another connection's program, with other page numbers
+                continue  # not compared: the programs of two connections have different page numbers
             if one.result is None or not _same(one.statement.sql, found[-1], one.result):
                 raise _changed(one.statement)
 
@@ -140,7 +142,7 @@ class Draft:
             full = self._writer.file.was_full
             if isinstance(error, UnavailableError) and not full:
                 raise
-            self.ended_by_sqlite = True
+            self.has_failed = True
             if full:
                 raise TooLargeError(
                     f"the transaction changes more than {MEMORY_BYTES >> 20} MiB of pages before its COMMIT; send its "
@@ -148,7 +150,7 @@ class Draft:
                 ) from error
             raise UnavailableError(f"the private copy of the database failed: {error.message}; run it again") from error
         finally:
-            self.ended_by_sqlite = self.ended_by_sqlite or not self._writer.db.in_transaction
+            self.has_failed = self.has_failed or not self._writer.db.in_transaction
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
         """Return the columns of a statement's result, with their declared types, without running it.
@@ -169,7 +171,7 @@ class Draft:
         self._mixed.control(control)
 
     def finish(self) -> Prepared:
-        """Return the transaction, ready to be led.
+        """Return the prepared transaction for its commit.
 
         Raises:
             ConstraintError: a foreign key is broken; further statements can repair it.

@@ -58,7 +58,7 @@ class MixesError(Exception):
 
 
 class OneByOneError(Exception):
-    """Raised when a statement of a batch has failed, so that the statements have to be run one by one."""
+    """Raised when a statement of a batch has failed: the caller has to run the statements one by one."""
 
 
 class KnownSchema(NamedTuple):
@@ -97,8 +97,10 @@ class Executor:
         capture.documents = lambda: self.analysis.documents
         self._most_bytes = limits.length_bytes
         self.encode_changes: Callable[[list[Change]], bytes] = encode_changes  # encodes the changes of a transaction
-        self._change = db.cursor().execute  # one cursor for statements without rows: a new one costs half of their time
-        # A faster connection, which shows the same rows as long as the request has changed none.
+        self._change = (
+            db.cursor().execute
+        )  # one cursor for statements without rows: a new one costs half as much as they
+        # A faster connection for reads, which shows the same rows until the request has changed some; or None.
         self.reader: apsw.Connection | None = None
         self.needs_full_rollback = (
             False  # whether the request has an effect that only a rollback of the whole transaction undoes
@@ -197,7 +199,7 @@ class Executor:
                     else:
                         run.configures = run.configures or piece.configures
                 elif piece.kind == WRITE:
-                    if piece.is_upkeep and not run.writes:  # skip it: the index matches the committed rows already
+                    if piece.is_upkeep and not run.writes:  # skip it: the index matches the committed rows
                         run.results.append(Result((), [], 1, None))
                         continue
                     run.writes = True
@@ -205,7 +207,7 @@ class Executor:
                     if self.needs_full_rollback:
                         raise UnsupportedError(ALONE)
                     raise MixesError
-                # Pack the rows only for a single read: a request with a write has its results, as rows, in the journal.
+                # Pack rows by column only for a single read: the results of a write are in the journal as rows.
                 packs = request.by_column and len(request.statements) == 1 and piece.only_reads(statement.sql)
                 run.run(piece, params, Blocks() if packs else None)
         if run.schema:
@@ -292,7 +294,7 @@ class Executor:
                 if until < FOREVER and seconds() > until:
                     break
         except (apsw.Error, BedrockishError):
-            self._change = db.cursor().execute  # after a value that SQLite refused, the old cursor keeps all values
+            self._change = db.cursor().execute  # the old cursor keeps refused values in memory
             return None
         finally:
             restore(db, lengths, most=self._most_bytes)
@@ -302,8 +304,8 @@ class Executor:
     def query_for(self, piece: Compiled) -> Query:
         """Return a ``Query`` for the reads of a statement, on the connection that runs the statement.
 
-        The query compares SQLite's plan with that of the analysis. Another connection could have another plan: SQLite
-        keeps the statistics of an ANALYZE that was rolled back.
+        It has to be the same connection: another one could choose another plan, for example because SQLite keeps the
+        statistics of an ANALYZE that was rolled back.
         """
         return partial(self._query, self._connection_for(piece))
 
@@ -314,8 +316,8 @@ class Executor:
     def _query(self, db: apsw.Connection, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
 
-        All runs together have the time limit of one statement: a query for the row at which a loop has stopped may read
-        all rows over which the loop could have run.
+        All runs together have the time limit of one statement: the query for the row at which a loop has stopped may
+        read all rows of the loop's range.
 
         Raises:
             TakesLongError: the query has used the budget and has not ended.
@@ -408,8 +410,7 @@ class Executor:
         except apsw.Error as error:
             if governor.caused(error):
                 raise governor.error_of_interrupt(piece.shown) from error
-            # After a value that SQLite refused, the old cursor keeps all values.
-            self._change = self._db.cursor().execute
+            self._change = self._db.cursor().execute  # the old cursor keeps refused values in memory
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.shown) from None
             number = self._db.system_errno
@@ -438,7 +439,7 @@ class Executor:
         return self._tables.foreign_keys and deferred_broken(self._db)
 
     def start_run(self, gatherer: AccessSetBuilder) -> "RequestRun":
-        """Start another request on top of the requests executed before; return its run."""
+        """Return the run of another request, on top of the requests executed before."""
         self._db.set_last_insert_rowid(0)
         return RequestRun(self, gatherer, self._limits.result_bytes)
 
@@ -455,8 +456,8 @@ class Executor:
             before = capture.read_rows(touched)
             blurred = capture.blurred(touched, before, after)
             changes += capture.net_changes(before, after)
-        # A write that changed no row is led like any other, to claim its command's id. Otherwise the client of a
-        # command sent again after a lost answer could be told that the command changed no row, while its first attempt
+        # A write that changed no row is led like any other, to claim its command's id. Otherwise a client that sends a
+        # command again after a lost answer could get the answer that no row was changed, while the first attempt
         # commits.
         packed = self.encode_changes(changes) if writes else b""
         access_set = gatherer.finish(changes, blurred)

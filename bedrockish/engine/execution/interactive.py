@@ -6,13 +6,13 @@ savepoint of the writer's transaction, the statement runs, and its changes join 
 another transaction or a commit needs the writer; then the savepoint is rolled back. As long as the transaction has only
 read, it reads on a snapshot of its own instead.
 
-The row changes fit on top of later commits, because no row that the transaction has read or written has changed. This
-is checked before each swap; if such a row has changed, the transaction fails at once.
+The row changes fit on top of later commits as long as no row that the transaction has read or written has changed. This
+is checked before each swap-in; if such a row has changed, the transaction fails at once.
 
-*Serializable*: the check includes reads, so the result is the same as if the whole transaction ran now.
-*Snapshot*: the check does not include plain reads of earlier statements. The transaction keeps its first snapshot: on
-it, the transaction reads the tables that it has not written. A statement on the writer fails if a commit after the
-snapshot has changed rows that the statement reads, because its results would show two moments.
+*Serializable*: the check includes all reads, so the result is the same as if the whole transaction ran now.
+*Snapshot*: the check leaves out plain reads of earlier statements. The transaction reads the tables that it has not
+written on its first snapshot. A statement on the writer fails if a commit after that snapshot has changed rows that the
+statement reads, because it would combine rows of two moments.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,13 +76,12 @@ class Interactive:
         self.swapped_in: TransactionWork | None = (
             None  # the transaction whose rows are in the engine's open batch, or None
         )
-        # A connection to the transaction's snapshot without its changes, if the writer belongs to one transaction; else
-        # None.
+        # If the writer belongs to one transaction: a connection to its snapshot without its changes; else None.
         self.committed: apsw.Connection | None = None
         parts = self.parts = engine.lend(self)
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
         self._control, self._change = parts.control, parts.db.cursor().execute
-        # Whether a deferred key was broken before the running statement; true where SQLite was not asked.
+        # Whether a deferred foreign key was broken before the running statement; True if that is not known.
         self._keys_were_broken = True
         self._savepoint_each_write = (
             False  # whether ``run_again`` makes a savepoint for every write, because one has failed
@@ -135,9 +134,9 @@ class Interactive:
         return found
 
     def changes_nothing(self, sql: str) -> bool:
-        """Return whether a statement makes an object with IF NOT EXISTS that exists, or drops a missing one.
+        """Return whether a statement makes an existing object (IF NOT EXISTS), or drops a missing one (IF EXISTS).
 
-        Such a statement needs no private copy: any change of definitions after it makes its transaction fail.
+        Such a statement needs no private copy: a later change of definitions makes its transaction fail.
         """
         change = conditional_change(sql)
         if change is None:
@@ -157,8 +156,8 @@ class Interactive:
     def take_snapshot(self, work: TransactionWork) -> None:
         """Start a transaction on a snapshot of the file, which has everything that was applied up to the last flush.
 
-        A transaction that has only read moves to that snapshot: the caller must know that no later commit has
-        changed rows that it read. No other thread may have the writer; the schema must be that of the last flush.
+        A transaction that has only read may move to a newer snapshot: the caller must know that no later commit has
+        changed rows that it has read. No thread may have the writer; the schema must be that of the last flush.
 
         Raises:
             UnavailableError: the machine has no room for another connection.
@@ -178,7 +177,7 @@ class Interactive:
     ) -> tuple[Result, int]:
         """Run one statement; return its result and an estimate of its bytes.
 
-        The transaction can go on after a usage error (a constraint, a syntax error, a limit), unless it is ``over``.
+        The transaction can go on after a usage error (a constraint, a syntax error, a limit), unless it ``has_failed``.
 
         Raises:
             TakesLongError: the statement has run for ``budget_s`` and has not ended; it has no effect.
@@ -221,7 +220,7 @@ class Interactive:
             self._executor.governor.allow(float("inf"))
 
     def _set(self, work: TransactionWork, piece: Compiled) -> Result:
-        """Switch the deferral of foreign-key checks, or answer its query with 1; other settings have no effect here."""
+        """Switch the deferral of foreign keys on or off, or answer its query with 1; ignore other settings."""
         if pragmas.given(piece.sql)[0] == pragmas.DEFER:
             # SQLite forgets the broken keys when the deferral ends, so the tables are searched at COMMIT.
             self.note_broken_keys(work)
@@ -273,7 +272,7 @@ class Interactive:
         self.engine.scope.begin(work.command, work.clock, work.base)
         self.swap_in(work)
         self.parts.applier.switch_on()
-        self._executor.reader = None  # the reading connection does not see these rows
+        self._executor.reader = None  # the reading connection does not see the transaction's rows
         capture = self._capture
         self._control("SAVEPOINT statement")
         capture.start(work.size, work.searched)
@@ -305,9 +304,9 @@ class Interactive:
     def run_again(
         self, work: TransactionWork, sql: str, given: tuple[Any, ...] | dict[str, Any], room: int
     ) -> Result | None:
-        """Run a text that has run before by its recipe from ``CompiledTexts.again``, quicker than ``run``.
+        """Run a text that has run before by its recipe (``CompiledTexts.again``), which is faster than ``run``.
 
-        Return None if ``run`` must run it: the text has no recipe or has failed without an effect, or the transaction
+        Return None if ``run`` must run it: the text has no recipe, it has failed without an effect, or the transaction
         is not swapped in.
 
         Args:
@@ -326,7 +325,7 @@ class Interactive:
             return None
         assert work.sets is not None
         if work.wrote:
-            executor.reader = None  # the other connection does not see what this one has written
+            executor.reader = None  # the reading connection does not see the transaction's rows
         piece, plan, lastrowid = recipe.piece, recipe.plan, work.lastrowid
         if piece.kind == READ:
             if not plan.lengths.is_brief:
@@ -341,7 +340,7 @@ class Interactive:
             return Result(piece.columns, rows, -1, lastrowid or None)
         text = executor.text_with_ids(piece, values)
         db, capture = self._db, self._capture
-        # A savepoint takes two more calls of SQLite, and at each call other threads may take the interpreter's lock.
+        # A savepoint costs two more calls of SQLite, and each call may hand the interpreter lock to another thread.
         in_savepoint = self._savepoint_each_write or not recipe.is_shown
         if in_savepoint:
             self._control("SAVEPOINT statement")
@@ -349,9 +348,10 @@ class Interactive:
         try:
             self._change(text, values)
             has_failed = capture.failure is not None
-        # A BedrockishError: no id is left for the row. A UnicodeEncodeError: as above.
+        # A BedrockishError means that no id is left for the row; a UnicodeEncodeError, that a value has a lone
+        # surrogate.
         except (apsw.Error, BedrockishError, UnicodeEncodeError):
-            self._change = db.cursor().execute  # the old cursor would keep a value that did not fit
+            self._change = db.cursor().execute  # the old cursor keeps a refused value in memory
             has_failed = True
         if has_failed:
             self._undo_write(work, in_savepoint=in_savepoint)
@@ -379,7 +379,7 @@ class Interactive:
             self._undo_statement(work)
         elif is_undone:
             db.set_last_insert_rowid(work.lastrowid)
-        else:  # with OR FAIL, the rows before the failed one remain
+        else:  # with OR FAIL, SQLite keeps the rows before the failed one
             self._savepoint_each_write = True
             self.swap_out()
 
@@ -407,7 +407,7 @@ class Interactive:
         work.mark(name, is_broken=self.swapped_in is work and self._broken_keys())
 
     def rollback_to(self, work: TransactionWork, name: str) -> None:
-        """Run ROLLBACK TO name; the access set keeps the reads made since then.
+        """Run ROLLBACK TO name; the access set keeps the reads since the savepoint.
 
         Raises:
             SqlError: the transaction has no such savepoint.
@@ -467,7 +467,7 @@ class Interactive:
             self._leave_snapshot(work)
 
     def release_connections(self, work: TransactionWork) -> None:
-        """Release the writer and the snapshot of a transaction that continues in a workspace."""
+        """Release the writer and the snapshot, because the transaction continues in a workspace."""
         self.swap_out_if_in(work)
         self._leave_snapshot(work)
 
@@ -489,7 +489,7 @@ class Interactive:
             pragmas.settle(self._db)
 
     def note_broken_keys(self, work: TransactionWork) -> None:
-        """Record whether a deferred key is broken, before the count is lost or another connection gets the rows."""
+        """Record whether a deferred key is broken, because SQLite's count will be lost or stay on this connection."""
         work.keys_were_broken = work.keys_were_broken or (self.swapped_in is work and self._broken_keys())
 
     def note_lost_rows(self) -> None:
@@ -503,7 +503,7 @@ class Interactive:
         self.swapped_in = None
 
     def swap_out_if_in(self, work: TransactionWork) -> None:
-        """Swap out a transaction that leaves the writer, because of its end or of a statement that runs elsewhere."""
+        """Swap out a transaction if it is swapped in, because it ends or continues elsewhere."""
         if self.swapped_in is work:
             self.swap_out()
 
@@ -524,7 +524,7 @@ class Interactive:
         work.begin_sets(self._executor.analysis)
 
     def check_schema(self, work: TransactionWork) -> None:
-        """Raise a ConflictError if the schema has changed since the transaction began, unless only statistics have."""
+        """Raise a ConflictError if the schema, except for its statistics, has changed since the transaction began."""
         version = self.engine.schema_version
         if work.base is None or work.schema == version:
             return
@@ -539,7 +539,7 @@ class Interactive:
     def overtaken(self, work: TransactionWork, *, moves: bool = False) -> BedrockishError | None:
         """Return the error of a transaction if a commit after its base has changed rows that it depends on; else None.
 
-        If the transaction ``moves`` to a later snapshot, it depends on its reads with either isolation.
+        If it ``moves`` to a newer snapshot, it depends on all of its reads, with snapshot isolation, too.
         """
         sets = work.sets
         if sets is None or work.base is None:
@@ -580,9 +580,7 @@ class Interactive:
         self.parts.applier.switch_on()
 
     def move(self, work: TransactionWork) -> None:
-        """Move a transaction's base to the present commits, and leave its snapshot.
-
-        With snapshot isolation, both stay.
+        """Move a transaction's base to the present commits, and leave its snapshot; with snapshot isolation, keep both.
 
         Raises:
             ConflictError: a commit after the base has changed a row that the transaction depends on.
@@ -640,7 +638,7 @@ class Interactive:
         return Result(piece.columns, rows, rowcount, work.lastrowid or None), size
 
     def _resolve(self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...]) -> ResolvedReads | None:
-        """Return the reads of the next statement; CREATE TEMP TABLE reads by its SELECT only."""
+        """Return the reads of the next statement; for CREATE TEMP TABLE, record those of its SELECT and return None."""
         assert work.sets is not None
         if piece.defines_temporary:
             select = filling_select(piece.sql)
@@ -651,7 +649,7 @@ class Interactive:
         return work.sets.read_before(self._executor.analysis.plan(piece), params, self._executor.query_for(piece))
 
     def _check_blind(self) -> None:
-        """Refuse a statement whose rows are found by its rollback, if the rollback would have other effects.
+        """Refuse a statement whose changed rows must be found by a rollback, if the rollback would have other effects.
 
         It would also undo changes of TEMP tables, and SQLite would lose its count of broken foreign keys.
         """
@@ -668,7 +666,8 @@ class Interactive:
         """Add the changes of the statement that has just run to those of the transaction.
 
         Raises:
-            TooLargeError, SqlError: a changed row that the hook has not shown cannot be kept; the statement was undone.
+            TooLargeError, SqlError: a changed row that the preupdate hook has not shown cannot be kept; the statement
+                was undone.
         """
         db, lastrowid = self._db, self._db.last_insert_rowid()
         blurred: list[str] = []
@@ -686,7 +685,7 @@ class Interactive:
         self._add(work, changes, blurred)
 
     def _find_net(self, work: TransactionWork, changes: list[Change], touched: dict[str, Touched]) -> list[str]:
-        """Undo the statement that has just run, and add its net changes of the tables whose rows the hook cannot show.
+        """Undo the statement that has just run, and add its net changes in tables whose rows the hook does not show.
 
         Return the tables that count as written whole.
         """
@@ -716,9 +715,7 @@ class Interactive:
         db, capture = self._db, self._capture
         assert work.sets is not None
         if self._restore():
-            work.ended_by_sqlite = isinstance(
-                error, ConstraintError
-            )  # ROLLBACK as conflict clause ends the transaction
+            work.has_failed = isinstance(error, ConstraintError)  # ROLLBACK as conflict clause ends the transaction
             return
         if piece.defines_temporary:  # SQLite still has the definition of a failed ALTER
             db.execute("SELECT 1 FROM sqlite_temp_schema LIMIT 1").fetchall()
@@ -738,19 +735,19 @@ class Interactive:
                 except BedrockishError as unread:
                     if not unread.details.get(UNREADABLE):
                         raise
-                    return  # the statement was undone, and its own error tells why
+                    return  # the statement was undone; the caller raises its own error
                 if len(work.changes) > before:
                     work.lastrowid, work.wrote = lastrowid or work.lastrowid, True
                 db.set_last_insert_rowid(work.lastrowid)
                 return
         is_of_keys = error.details.get("sqlite") == apsw.SQLITE_CONSTRAINT_FOREIGNKEY
-        # Unless a foreign key is broken, SQLite itself has undone the rows that it does not keep, and a rollback would
-        # also undo the kept ones.
+        # Unless a foreign key is broken, SQLite itself has undone the rows that it does not keep; a rollback would undo
+        # the others, too.
         decides = isinstance(error, ConstraintError) and refusal is None and not is_of_keys
         if not (decides and capture.changed_temporary):
             db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
-        # SQLite still has the rowid of an undone row. Where the transaction runs again, that row may get another rowid.
+        # SQLite still has the rowid of an undone row, which the transaction must not report.
         db.set_last_insert_rowid(work.lastrowid)
         if refusal is not None and partly:
             raise refusal from error
@@ -761,7 +758,7 @@ class Interactive:
             return False
         self._capture.discard_changes()
         self.note_lost_rows()
-        self._executor.governor.allow(float("inf"))  # the statement's budget must not end the writing
+        self._executor.governor.allow(float("inf"))  # the statement's budget must not interrupt ``redo``
         self.parts.redo()
         return True
 
@@ -772,7 +769,7 @@ class Interactive:
         return self._executor.breaks_foreign_keys
 
     def _check_foreign_keys(self, work: TransactionWork) -> None:
-        """Check deferred foreign keys. After a swap SQLite's own count is lost, and the tables are searched."""
+        """Check deferred foreign keys: by SQLite's own count or, if that was lost, by a search through the tables."""
         if not work.keys_were_broken:
             broken = self.swapped_in is work and self._broken_keys()
         else:

@@ -79,7 +79,7 @@ class WriterLender(Protocol):
         """Wait until no other thread has the writer."""
 
     def lend(self, guest: Guest) -> EngineParts:
-        """Lend the writing connection to open transactions; see ``Engine.lend``."""
+        """Give open transactions the parts of the engine that they use; see ``Engine.lend``."""
 
 
 @dataclass(frozen=True, slots=True)

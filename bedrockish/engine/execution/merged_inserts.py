@@ -5,7 +5,7 @@ node compiles it. Many rows in one text take a tenth of the time:
 
     INSERT INTO t(a) VALUES (?)     (three times)     INSERT INTO t(a) VALUES ((1)), ((2)), ((3))
 
-This applies to tables that the transaction itself has made. They get no rows of other clients, and no triggers.
+This applies only to tables that the transaction itself has made: they have no rows of other clients, and no triggers.
 """
 
 from collections.abc import Callable, Sequence
@@ -138,7 +138,7 @@ def _values(statement: Statement, names: Sequence[str | None]) -> tuple[Any, ...
 def made_table(sql: str) -> str:
     """Return the name of the table that a CREATE TABLE has made; empty for another statement.
 
-    It is empty, too, for a table with a conflict clause, by which a row could be left out.
+    Also empty for a table with a conflict clause, by which SQLite could skip a row.
     """
     try:
         found = [token for token in tokens(sql) if token.text != ";"]

@@ -35,13 +35,13 @@ def merge(
     request, prepared = first
     moved = move_up(request.command, prepared)
     if moved is None:
-        return prepared  # the program that sent the first request gets the conflict
+        return prepared  # the core finds its conflict and reports it
     merger = _Merger(request, moved)
     for other, prepare in others:
         try:
             one = move_up(other.command, prepare())
         except BedrockishError:
-            continue  # the program that sent the request gets the error when its transaction is led alone
+            continue  # its client gets the error when the request is executed alone
         if one is not None:
             merger.add(other, one)
     return merger.merged(join) if merger.is_several else prepared
@@ -69,7 +69,7 @@ class _Merger:
             return
         if (prepared.base, prepared.schema, prepared.config) != (first.base, first.schema, first.config):
             return
-        # A command that was sent twice would happen twice here: its id only prevents that two transactions contain it.
+        # A command that was sent twice would happen twice here: its id only prevents that two transactions commit.
         if any(request.command == one.command for one in self._requests) or self._conflicts(keys):
             return
         self._requests.append(request)

@@ -45,7 +45,7 @@ class TransactionWorkspace(Protocol):
     """The workspace of an open transaction, a copy of the database or an overlay: the methods with which it ends."""
 
     @property
-    def ended_by_sqlite(self) -> bool:
+    def has_failed(self) -> bool:
         """Return whether SQLite itself has ended the transaction."""
 
     def stop(self, error: BedrockishError) -> None:
@@ -101,7 +101,7 @@ class TransactionWork:
     is_stale: bool = False
     read_without_keys: bool = False  # whether it has read the schema or system tables, which no access set shows
     reads_system: bool = False  # whether it has read tables of the cluster itself, such as the journal
-    ended_by_sqlite: bool = False  # whether SQLite itself has ended the transaction
+    has_failed: bool = False  # whether the transaction can only be rolled back, for example because SQLite has ended it
     # Whether another thread works for the transaction: if ``ended`` is set in that time, the transaction ends after it.
     in_thread: bool = False
     ended: bool = False  # whether the transaction is no longer needed
@@ -114,7 +114,7 @@ class TransactionWork:
         self.size, self.searched = other.size, other.searched
         self.wrote, self.keys_were_broken, self.defers = other.wrote, other.keys_were_broken, other.defers
         self.read_without_keys, self.reads_system = other.read_without_keys, other.reads_system
-        self.clock, self.ended_by_sqlite = other.clock, other.ended_by_sqlite
+        self.clock, self.has_failed = other.clock, other.has_failed
 
     def inspect(self, piece: Compiled) -> None:
         """Record whether a statement reads tables without keys."""

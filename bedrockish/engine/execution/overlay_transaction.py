@@ -153,9 +153,9 @@ class OverlayTransaction:
         self._end: BedrockishError | None = None  # the error after which no statement can follow
 
     @property
-    def ended_by_sqlite(self) -> bool:
+    def has_failed(self) -> bool:
         """True once SQLite itself has ended the transaction."""
-        return self.work.ended_by_sqlite
+        return self.work.has_failed
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class OverlayTransaction:
                 self.interactive.start(self.work)
                 early.add_to(self.work, self.executor)
         except (BedrockishError, apsw.Error) as error:
-            self.work.ended_by_sqlite = True  # its access set lacks reads
+            self.work.has_failed = True  # its access set lacks reads
             self._end = error if isinstance(error, BedrockishError) else translate(error, "")
             if self._end is error:
                 raise
@@ -361,7 +361,7 @@ class OverlayTransaction:
         try:
             return interactive.run(work, piece, params, room)
         except BedrockishError as failure:
-            if work.ended_by_sqlite or not isinstance(failure, UsageError):
+            if work.has_failed or not isinstance(failure, UsageError):
                 self._end = failure
             raise
 

@@ -1,6 +1,6 @@
 """Shorter ways to run statements whose texts have run before: lookups and recipes.
 
-Most requests of a node are lookups: reads by known texts that are fast whatever the tables hold. A lookup needs no
+Most requests of a node are lookups: reads by known texts that are fast whatever rows the tables have. A lookup needs no
 budget, no number in the memory account and no search for its plan. Its result is the same as that of ``Executor.read``.
 
 A recipe runs successive statements with one text, or a statement again that has run before in the transaction.

@@ -32,7 +32,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 IDLE_MAX = 64  # idle connections that stay open
 CACHE_KIB = 1 << 10
-UNCOUNTED_BYTES = 4 << 10  # the first bytes of rows are not counted: a call for each row takes as long as the row
+UNCOUNTED_BYTES = 4 << 10  # rows are counted in portions of this size: a call for each row takes as long as the row
 WAY_OUT = "stream them, select less, or use LIMIT"
 
 
@@ -151,7 +151,7 @@ class Snapshot:
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all.
 
-        The query has the loop's budget: it runs in the loop's thread even if the statement ran in another thread.
+        The query has the loop's budget, because it runs in the loop's thread even if the statement ran in another one.
 
         Raises:
             apsw.Error: the query exceeds that budget, or SQLite failed otherwise.
@@ -264,7 +264,7 @@ class Readers:
         try:
             snapshot.end()
         except apsw.Error:
-            snapshot.close()  # this ends the snapshot, too: it would keep the write-ahead log from a restart
+            snapshot.close()  # ends the snapshot as well, which would keep the write-ahead log from a restart
             return
         if len(self._idle) < IDLE_MAX and not self._is_closed:
             self._idle.append(snapshot)

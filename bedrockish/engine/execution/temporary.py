@@ -105,7 +105,7 @@ class TemporaryTransaction(OverlayTransaction):
         number = 0 if self._writer is None else self._writer.db.system_errno  # None if ``stop`` came before a writer
         if not is_of_a_file(error.__cause__, number):
             return
-        self.workspace.is_broken = self.work.ended_by_sqlite = True
+        self.workspace.is_broken = self.work.has_failed = True
         raise TemporaryLostError(
             "the TEMP objects of the session are gone: their temporary files could not be written; the transaction did "
             "not happen: make room in the folder of temporary files (TMPDIR), and make the objects again"
@@ -122,7 +122,7 @@ class TemporaryTransaction(OverlayTransaction):
             )
 
     def _run_piece(self, piece: Compiled, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
-        assert self.interactive.swapped_in is self.work, "after a swap, the rows of TEMP tables could not be made again"
+        assert self.interactive.swapped_in is self.work, "a swap-out would lose the rows of TEMP tables"
         try:
             found = super()._run_piece(piece, params, room)
         except ClockNeededError:
@@ -133,13 +133,11 @@ class TemporaryTransaction(OverlayTransaction):
             ) from None
         except BedrockishError as error:
             if self.interactive.swapped_in is not self.work:
-                self.work.ended_by_sqlite = (
-                    True  # SQLite has rolled the whole transaction back, including its TEMP tables
-                )
+                self.work.has_failed = True  # SQLite has rolled the whole transaction back, including its TEMP tables
             self._check_files(error)
             if isinstance(error, ConstraintError) or not isinstance(error.__cause__, apsw.FullError):
                 raise
-            if not self.work.ended_by_sqlite:
+            if not self.work.has_failed:
                 self._end = None  # the statement alone is undone, and the next one may need less room
             raise TooLargeError(
                 f"the TEMP tables of a session take at most {self.workspace.temporary_bytes} bytes "
@@ -152,7 +150,7 @@ class TemporaryTransaction(OverlayTransaction):
             clash = self._clash(self.db)
             if clash:
                 # The statement has run, and only the end of the transaction removes its TEMP object.
-                self.work.ended_by_sqlite = True
+                self.work.has_failed = True
                 raise UnsupportedError(
                     f"{clash}: the database has an object of this name; give the TEMP object another", sql=piece.sql
                 )

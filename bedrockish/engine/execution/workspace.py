@@ -2,7 +2,7 @@
 
 A workspace has two connections to the same snapshot. One only reads; statements before the first write run on it, at
 full speed. The other one writes on an *overlay*, whose changes no other connection sees; they are rolled back at the
-end. The outcome is that of a request in the loop: results, row changes and an access set, on a base that is older.
+end. The outcome is the same as in the loop: results, row changes and an access set, but on an older base.
 
 The loop calls ``take_snapshot``, ``stop``, ``end`` and ``close``; one thread makes all calls between
 ``take_snapshot`` and ``end``.
@@ -173,7 +173,8 @@ class Workspace:
         try:
             return executor.execute(request, base, version, at_once=at_once)
         except MixesError:
-            from bedrockish.engine.execution.ddl_execution import execute_mixed  # programs never load it
+            # Imported here, because programs that open a node's file load this module, and never need that one.
+            from bedrockish.engine.execution.ddl_execution import execute_mixed
 
             return execute_mixed(executor, request, base, version)
 
@@ -291,7 +292,7 @@ class Workspace:
     def _reset(self, writer: "Writer") -> None:
         writer.capture.discard_changes()
         writer.executor.reader = None
-        writer.executor.governor.stopped = None  # a ``stop`` would interrupt the ROLLBACKs, and lose TEMP objects
+        writer.executor.governor.stopped = None  # otherwise it would interrupt the ROLLBACKs, and TEMP objects be lost
         try:
             if writer.db.in_transaction:
                 writer.db.execute("ROLLBACK")

@@ -1,4 +1,4 @@
-"""Opens a node's file: the lock, the checks, SQLite's settings, and the system tables of a new file."""
+"""The opening of a node's file: the lock, the checks, SQLite's settings, and the system tables of a new file."""
 
 import errno
 import fcntl
@@ -129,11 +129,11 @@ class FileLock:
 
 
 def _why_unsafe(path: Path) -> str:
-    """Return why another process may have another write-ahead log for the file; empty if none can.
+    """Return why another process may use another write-ahead log for the file; empty if none can.
 
     The content of that log would be lost. A connection in WAL mode always has a lock on the file, which Linux lists
-    with the numbers of the process and the file. Programs that use the file by this name do no harm: their connections
-    outlive a restart of the node.
+    with the numbers of the process and the file. Processes that use the file by this name do no harm: these are
+    programs whose connections outlive a restart of the node.
     """
     if is_mounted_alone(path):
         return "is a mount of its own, and its log would be in another folder; mount the folder of the database"

@@ -1,7 +1,7 @@
 """Applies decided row changes to the tables: each change addresses its row by rowid or primary key.
 
-A decided change must apply: otherwise the node could not go on. So CHECKs, which the change has passed at its leader,
-are off. Triggers and foreign keys are off, too: their effects are among the changes already. Switching triggers makes
+A decided change has to be applied: otherwise the node could not go on. So CHECKs, which the change has passed at its
+leader, are off. Triggers and foreign keys are off, too: their effects are among the changes. Switching them makes
 SQLite compile every cached statement again, so it is done only for tables that have any. An UPDATE sets only the
 changed columns; otherwise SQLite would write every index of the table.
 
@@ -28,7 +28,7 @@ from bedrockish_journal.storage.table_layout import quote
 from bedrockish_journal.storage.wide_rows import all_of, select
 
 PIECE = 1_000  # the most changes that are made under one savepoint
-PIECE_MIN = 10  # fewer changes are not worth the savepoint
+PIECE_MIN = 10  # fewer changes are made one by one: a savepoint would cost more
 
 DIFFERS = (
     "the tables of this node, or of the leader of the transaction, do not match the journals: compare them with "
@@ -36,7 +36,7 @@ DIFFERS = (
 )
 
 _OWN = apsw.SQLITE_PREPARE_PERSISTENT
-"""A flag of our statements, which run without CHECKs: the statement cache never returns one for a client's text."""
+"""A flag of our own statements, so that the statement cache gives none of them to a client with the same text."""
 _REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """Errors with which SQLite rejects a change of a table; every other error is a fault of the file or the machine."""
 _KIND = attrgetter("table", "op", "columns")

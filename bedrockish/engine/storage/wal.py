@@ -1,9 +1,9 @@
 """Makes commits durable, and keeps the WAL small.
 
 With ``synchronous=NORMAL`` SQLite writes commits to the WAL and syncs it only at checkpoints. Our own ``fdatasync``
-after a batch makes all of its commits durable together, in a helper thread, while the connection continues. SQLite
-itself makes the other syncs: a checkpoint syncs the WAL before it copies pages, and the database file after the last
-page; and a WAL that starts over syncs its new header before any frame.
+after a batch makes the batch durable, in a helper thread, while the connection continues. SQLite itself makes the other
+syncs: a checkpoint syncs the WAL before it copies pages, and the database file after the last page; and when the WAL
+restarts, SQLite syncs its new header before it writes a frame.
 """
 
 import errno
@@ -28,10 +28,10 @@ _ZEROS = bytes(RESERVE_BYTES)  # kept, because allocating it each time would tak
 RESERVE_LEAST = 64  # the WAL is lengthened when it has room for fewer frames; a longer batch lengthens it itself
 ROOM_PARTS = 8  # on a small disk, the WAL restarts at 1/8 of the room that the database leaves
 FEWEST_FRAMES = 1_000  # on a disk without room, the WAL restarts only from this many frames on
-LATE_MS = 100  # how long ``finish`` waits for the readers of a log of twice the length at which it should restart
-LATE_PARTS = 4  # if readers remain, it waits again when the log has grown by 1/4 of the length at which it restarts
+LATE_MS = 100  # how long ``finish`` waits for the readers of a log that is twice as long as it should get
+LATE_PARTS = 4  # if readers remain, ``finish`` waits again when the log has grown by 1/4 of the length it should get
 READERS_MS = 2_000  # how long the end of a node waits for readers of a file that was moved
-HELD = f"a program that reads the database keeps its log from starting over, and the log leaves no room; {FULL}"
+HELD = f"a program that reads the database keeps its log from a restart, and the log has filled the disk; {FULL}"
 _REPLACE = "run 'bedrockish member replace URL NODE NEW' at the others, and 'bedrockish join URL' for the node NEW"
 OF_MOVED = ".of-moved"  # appended to the name of a log whose file was moved, and another file put in its place
 
@@ -135,18 +135,18 @@ class Wal:
         return self._data_version() != self._version
 
     def rolled_back(self) -> None:
-        """Make sure that a rollback by SQLite does not count as another program's commit; the writer has begun again.
+        """Take SQLite's new data_version as our own, unless another program has committed; after a rollback by SQLite.
 
         After a failed write SQLite drops its cached pages, and changes data_version as if another program had
-        committed. Only the WAL itself tells the two cases apart, so it is read.
+        committed. Only the frames in the WAL show which of the two has happened.
         """
-        if not self._holds_more():
+        if not self._has_foreign_commit():
             self._version = self._data_version()
 
     def _data_version(self) -> int:
         return int(self._db.execute("PRAGMA data_version").get)
 
-    def _holds_more(self) -> bool:
+    def _has_foreign_commit(self) -> bool:
         """Return whether the WAL has a commit after this node's last one; rolled-back frames are not a commit."""
         salts = os.pread(self._fd, SALTS_BYTES, SALTS_AT)
         frame = self.frames
@@ -263,12 +263,11 @@ class Wal:
         return min(most, self._most_by_room)
 
     def reserve(self, most: int) -> None:
-        """Lengthen the file by zeros before its frames fill it, after a short batch.
+        """Lengthen the file by zeros before its frames fill it, after a short batch; it restarts at ``most`` frames.
 
         The writer must have begun its next transaction, and not written in it, so that nothing else writes to the file.
         A sync of a file that has grown also writes the file's length; a sync of frames that replace zeros takes less
-        than half the time. SQLite takes the zeros as the end of the log, like old frames from before a restart. The log
-        restarts at about ``most`` frames.
+        than half the time. SQLite takes the zeros as the end of the log, like old frames from before a restart.
         """
         short, self._reserved_at = self.frames - self._reserved_at <= RESERVE_LEAST, self.frames
         most = self._bounded(most)
@@ -349,13 +348,14 @@ class Wal:
             ) from error
 
     def finish(self, db: apsw.Connection, most: int) -> None:
-        """Copy the remaining frames between two batches: the next commit restarts the WAL, unless readers delay this.
+        """Copy the remaining frames between two batches, so that the next commit restarts the WAL unless a reader needs
+        old frames.
 
-        The file keeps its length unless it is more than twice ``most`` frames: to cut 130 MB off takes a tenth of a
+        The file keeps its length unless it is more than twice ``most`` frames: cutting 130 MB off takes a tenth of a
         second, and a sync is faster if frames overwrite the file than if they lengthen it.
 
-        Short readers that take turns may always leave one that needs old frames. So at twice ``most`` frames, this
-        waits a moment until all present readers have ended: new ones see the newest frames, and delay nothing.
+        If short readers overlap, one of them may need old frames at any time. So at twice ``most`` frames, this waits a
+        moment until all present readers have ended: new ones see the newest frames, and do not delay a restart.
         """
         assert not db.in_transaction
         try:

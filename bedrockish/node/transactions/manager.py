@@ -278,7 +278,7 @@ class Transactions:
             why = None if self._open.get(tx.name) is tx else self._ended.find(tx.name, ended=True)
             if why is not None and not isinstance(why, UsageError):  # a UsageError: the client's own ROLLBACK
                 raise why from error
-            if tx.work.ended_by_sqlite:
+            if tx.work.has_failed:
                 ended = type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
                 self._end(tx, ended)
                 raise ended from error

@@ -199,9 +199,7 @@ class WorkspacePlace(Place):
         try:
             return await trio.to_thread.run_sync(action)
         finally:
-            work.ended_by_sqlite = work.ended_by_sqlite or (
-                work.workspace is not None and work.workspace.ended_by_sqlite
-            )
+            work.has_failed = work.has_failed or (work.workspace is not None and work.workspace.has_failed)
             self._take_back(work)
 
     def _take_back(self, work: TransactionWork) -> None:

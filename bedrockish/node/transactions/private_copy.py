@@ -76,7 +76,7 @@ class PrivateCopy(WorkspacePlace):
         if work.ended:
             raise UnavailableError("the transaction was ended while it waited; it did not happen")
         self._interactive.check_schema(work)
-        before, was_over = work.workspace, work.ended_by_sqlite
+        before, had_failed = work.workspace, work.has_failed
         draft = Draft(self._engine.connector(), work.user)
         self._open.add(work)
         try:
@@ -90,7 +90,7 @@ class PrivateCopy(WorkspacePlace):
             # transaction goes on in its earlier place, without the schema statement.
             if not work.ended:
                 draft.close()
-                work.workspace, work.ended_by_sqlite, before = before, was_over, None
+                work.workspace, work.has_failed, before = before, had_failed, None
             raise
         else:
             work.take_log()

@@ -219,12 +219,17 @@ def stored(value: Any) -> Value:
 def unchanged(params: Any) -> tuple[Value, ...] | dict[str, Value] | None:
     """Return parameters whose values are stored unchanged, as a new map or as a tuple; None if ``adapt_all`` is needed.
 
-    None if a value has an adapter or must be converted, or if its size must be checked.
+    None if a value has an adapter or must be converted, or if its size must be checked; or if a name must be converted.
     """
     kind = type(params)
     if kind is tuple or kind is list:
         return tuple(params) if _are_plain(params) else None
-    return dict(params) if kind is dict and _are_plain(params.values()) else None
+    if kind is not dict or not _are_plain(params.values()):
+        return None
+    for name in params:
+        if type(name) is not str:
+            return None
+    return dict(params)
 
 
 def _are_plain(values: Iterable[Any]) -> bool:
@@ -239,6 +244,10 @@ def _are_plain(values: Iterable[Any]) -> bool:
         ):
             return False
     return True
+
+
+def _name(name: Any) -> str:
+    return str.__str__(name) if isinstance(name, str) else str(name)
 
 
 def _places(sql: str) -> int:
@@ -266,7 +275,7 @@ def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
             names = set()  # the SQL has a mistake, about which SQLite will raise the error
         return {name: stored(params[name]) for name in names}
     if isinstance(params, Mapping):
-        return {str(name): stored(value) for name, value in params.items()}
+        return {_name(name): stored(value) for name, value in params.items()}
     is_sequence = hasattr(params, "__iter__") or (hasattr(params, "__len__") and hasattr(params, "__getitem__"))
     is_text = isinstance(params, str | bytes | bytearray | memoryview)
     if not is_sequence or (is_text and len(params) != _places(sql)):  # as in sqlite3, "5" is the same as ("5",)

@@ -23,6 +23,15 @@ from tools.cluster import LocalNode
 SCHEMA = "CREATE TABLE {}(id INTEGER PRIMARY KEY, a TEXT UNIQUE, b)"
 
 
+class Name(str):
+    """A name that is printed otherwise, such as a member of an enumeration of texts."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "other"
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return a list that notes of each call of ``run_again`` whether the text ran."""
@@ -88,6 +97,9 @@ def test_known_statements_run_again_with_the_results_of_sqlite3(node: LocalNode,
         ("?, ?", (True, float("nan"))),
         (":id, :a", {"id": 7, "a": date(2026, 1, 1)}),
         (":id, :a", defaultdict[str, Any](int, a="x")),
+        (":id, :a", {"id": 7, "a": "x", 5: "surplus", None: "surplus"}),
+        (":id, :a", {Name("id"): 7, "a": "x"}),
+        (":id, :a", {Name("id"): 7, "a": date(2026, 1, 1)}),
     ],
 )
 def test_known_statement_runs_again_whatever_the_form_of_its_parameters(

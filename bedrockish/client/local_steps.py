@@ -99,7 +99,7 @@ class LocalSteps:
 
     def commit_reads(self, command: str) -> bool:
         """Commit the transaction of a command if it runs in this process and needs no node; return whether it did."""
-        one = self.find(command)
+        one = self.transactions.find(command)
         if one is None or not one.needs_no_certificate():
             return False
         self.transactions.forget(command)

@@ -263,6 +263,7 @@ class Transaction:
         if not self._has_begun:
             self._is_open = False
             return Rows((), [])  # no statement was executed, and no node holds the transaction
+        self._seconds(timeout)
         if self._local is not None and self._local.commit_reads(self.command):
             self._is_open = False
             return Rows((), [])

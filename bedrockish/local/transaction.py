@@ -88,8 +88,10 @@ class LocalTransaction:
 
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
         workspace = self._file_workspace.workspace
-        # With functions of the program, it starts now: a progress handler could end a statement that starts it.
-        early = None if self._pool.has_own else EarlyReads(workspace)
+        # With functions of the program, it starts now: a progress handler could end a statement that starts it. Without
+        # a writing connection, it starts now as well: if that fails, it begins at the node.
+        is_early = not self._pool.has_own and workspace.lend_for_reads() is not None
+        early = EarlyReads(workspace) if is_early else None
         self._work, self._running = work, OverlayTransaction(workspace, work, early=early)
         self._running.may_read_system = self.request.read != STRICT  # strict reads of system tables run at the node
         if early is None:
@@ -322,8 +324,8 @@ class LocalTransaction:
         if self.request.read == STRICT:
             return False
         with self.lock:
-            is_usable = self._ended is None and self._is_whole and self._running.early is not None
-            return is_usable and self._pool.still_serves(self._file_workspace.facts)
+            is_usable = self._ended is None and self._is_whole and not self.is_over
+            return is_usable and self._running.early is not None and self._pool.still_serves(self._file_workspace.facts)
 
     def give_ids_back(self) -> None:
         """Return the transaction's ids to the leases, because it is rolled back."""

@@ -1,17 +1,28 @@
 """Known reads at the beginning of a transaction on a node's file, which run before it has a writing connection."""
 
+import os
 from contextlib import closing
 from typing import Any
 
+import apsw
 import pytest
 
-from bedrockish import dbapi
+from bedrockish import connect, dbapi
 from bedrockish.access_sets.access_set_builder import AccessSetBuilder
 from bedrockish.client.blocking import Connection
 from bedrockish.engine.execution.open_transaction import TransactionWork
-from bedrockish.engine.execution.overlay_transaction import EARLY_MAX
+from bedrockish.engine.execution.overlay_transaction import EARLY_MAX, EarlyReads
 from bedrockish.engine.execution.workspace import Workspace, Writer
-from bedrockish.errors import BedrockishError, ConflictError, DeadlineError, TooLargeError, UnavailableError
+from bedrockish.errors import (
+    BedrockishError,
+    ClientClosedError,
+    ConflictError,
+    DeadlineError,
+    TooLargeError,
+    UnavailableError,
+    UsageError,
+)
+from bedrockish.local import connections
 from bedrockish.local import transaction as local_transaction
 from bedrockish.local.workspace_pool import WorkspacePool
 from tests.local.conftest import calls_made, here
@@ -214,3 +225,94 @@ def test_commit_of_reads_fails_after_the_node_has_exchanged_its_file(
     monkeypatch.setattr(WorkspacePool, "still_serves", lambda _self, _facts: False)
     with pytest.raises(UnavailableError, match="exchanged its file"):
         opened.commit()
+
+
+def test_transaction_whose_private_copy_cannot_be_opened_begins_at_the_node(
+    node: LocalNode, db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_args: object, **_options: object) -> None:
+        raise apsw.CantOpenError("too many open files")
+
+    monkeypatch.setattr(Writer, "__init__", fails)
+    connections.KEPT.close_all()
+    with closing(connect(node.database)) as fresh, fresh.transaction() as tx:
+        assert tx.execute(BY_KEY[0].format(table), BY_KEY[1]).rows == [(20,)]
+        assert not here(fresh).has_any
+
+
+@pytest.mark.parametrize("error", [UnavailableError("no room"), TooLargeError("too many keys"), apsw.IOError("disk")])
+def test_transaction_that_could_not_start_to_tell_its_columns_runs_no_statement(
+    mine: Connection, table: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Its access set lacks the early reads, so a write could be committed in spite of a conflict."""
+
+    def fails(*_args: object) -> None:
+        raise error
+
+    opened = mine.begin()
+    opened.execute(BY_KEY[0].format(table), BY_KEY[1])
+    with monkeypatch.context() as patched:
+        patched.setattr(EarlyReads, "add_to", fails)
+        with pytest.raises(BedrockishError):
+            opened.columns(BY_KEY[0].format(table))
+    for sql, values in ((BY_KEY[0], (1,)), (UPDATE, (0, 1)), ("SELECT max(b) FROM {}", ())):
+        with pytest.raises((UnavailableError, TooLargeError)):
+            opened.execute(sql.format(table), values)
+        assert not opened.is_open
+    opened.rollback()
+    assert mine.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_transaction_whose_start_a_signal_ends_in_a_registration_commits_no_row(
+    node: LocalNode, other: Connection, db: Connection, table: str, monkeypatch: pytest.MonkeyPatch, *, after: bool
+) -> None:
+    real = EarlyReads.add_to
+
+    def interrupted(*arguments: Any) -> None:
+        if after:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    with closing(dbapi.connect(node.database, isolation_level=None)) as mine:
+        for _ in range(3):
+            mine.execute("BEGIN")
+            mine.execute(BY_KEY[0].format(table), BY_KEY[1])
+            mine.execute("ROLLBACK")
+        mine.execute("BEGIN")
+        assert mine.execute(BY_KEY[0].format(table), BY_KEY[1]).fetchone() == (20,)
+        with monkeypatch.context() as patched:
+            patched.setattr(EarlyReads, "add_to", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                mine.create_function("twice", 1, lambda value: 2 * value)
+        other.execute(f"UPDATE {table} SET b = 21 WHERE id = 2")
+        with pytest.raises(dbapi.OperationalError, match="did not happen"):
+            mine.execute(UPDATE.format(table), (0, 1))
+        mine.execute("ROLLBACK")
+        assert mine.execute(f"SELECT b FROM {table} WHERE id = 1").fetchone() == (10,)
+
+
+@pytest.mark.parametrize("sql", [BY_KEY[0], UPDATE])
+def test_commit_in_a_forked_child_ends_the_transaction_there_alone(mine: Connection, table: str, sql: str) -> None:
+    mine.execute("BEGIN")
+    mine.execute(sql.format(table), (1, 2)[: sql.count("?")])
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            mine.execute("COMMIT")
+        except ClientClosedError:
+            code = int(mine.in_transaction)
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert mine.in_transaction
+    mine.execute("COMMIT")
+
+
+def test_commit_of_reads_checks_its_timeout(mine: Connection, table: str) -> None:
+    opened = mine.begin()
+    opened.execute(BY_KEY[0].format(table), BY_KEY[1])
+    with pytest.raises(UsageError, match="positive"):
+        opened.commit(timeout=-1)
+    opened.commit()

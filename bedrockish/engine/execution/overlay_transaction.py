@@ -23,13 +23,13 @@ from bedrockish.engine.execution.open_transaction import Logged, TransactionWork
 from bedrockish.engine.execution.recipes import Recipe, read_brief
 from bedrockish.engine.execution.workspace import Workspace, Writer
 from bedrockish.engine.sqlite.bind import in_order
-from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.statements.compiled import READ, Compiled
 from bedrockish.engine.storage.overlay_vfs import FileState
 from bedrockish.errors import (
     BedrockishError,
     ConstraintError,
     SqlError,
+    UnavailableError,
     UnsupportedError,
     UsageError,
     transaction_ended,
@@ -195,7 +195,7 @@ class OverlayTransaction:
     def writer(self) -> Writer:
         """The writing connection and its parts, from ``start`` on."""
         if self._writer is None:
-            raise transaction_ended()
+            raise self._end or transaction_ended()
         return self._writer
 
     @property
@@ -247,20 +247,28 @@ class OverlayTransaction:
         Raises:
             BedrockishError: see ``start``; the transaction is over.
         """
-        if self.early is None:
+        early = self.early
+        if early is None:
             return
-        early, self.early = self.early, None
+        if self._end is not None:
+            raise self._end
         try:
             with self.workspace.stoppable:
                 self.start(is_small=True)
-                self.interactive.start(self.work)
+                self.enter()
                 early.add_to(self.work, self.executor)
-        except (BedrockishError, apsw.Error) as error:
+        except BaseException as error:
             self.work.has_failed = True  # its access set lacks reads
-            self._end = error if isinstance(error, BedrockishError) else translate(error, "")
-            if self._end is error:
+            if isinstance(error, BedrockishError):
+                self._end = error
                 raise
-            raise self._end from error
+            self.workspace.is_broken = True
+            why = f"the private copy of the database failed ({error!r}); the transaction did not happen: run it again"
+            self._end = UnavailableError(why)
+            if isinstance(error, apsw.Error):
+                raise self._end from error
+            raise
+        self.early = None
 
     def use(self, writer: Writer) -> None:
         """Run the statements on a writing connection that shows the snapshot of the workspace."""
@@ -368,12 +376,10 @@ class OverlayTransaction:
     def run_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any], room: int) -> Result | None:
         """Run a text that has run before, as ``Interactive.run_again`` does."""
         if self.early is not None:
-            recipe = self.early.recipe(sql)
+            recipe = self.early.recipe(sql) if self._end is None else None
             if recipe is not None:
                 return self.early.run(recipe, values, room)
             self.start_now()
-            with self.workspace.stoppable:
-                self.enter()
         writer, interactive, work = self._writer, self._interactive, self.work
         assert writer is not None
         assert interactive is not None

@@ -327,8 +327,7 @@ def open_socket_client(target: Target, token: bytes | None, entry: ClientCredent
         client = SocketClient(replace(target, addresses=addresses), token, entry)
         if file is not None:
             client.local, client.local_steps = file.reads, file.steps(client)
-        run(client.ping)
-        client._bind_file()
+        run(client._reach, file)
         client.learn()
         KEEPER.add(client)
     except BaseException:

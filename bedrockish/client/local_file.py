@@ -47,11 +47,13 @@ def located(target: Target) -> Target:
 class LocalFile:
     """A node's file that is open in this process.
 
-    ``pool`` has the workspaces that a closed session has left.
+    ``pool`` has the workspaces that a closed session has left. ``cluster_id`` is set if that session has reached the
+    file's node, so that the next session need not do so before its first call.
     """
 
     reads: "LocalReads"
     pool: "WorkspacePool | None" = None
+    cluster_id: str = ""
 
     def steps(self, session: "Calls") -> "LocalSteps":
         """Return the object that runs a session's open transactions in this process."""
@@ -109,6 +111,8 @@ def open_local(target: Target) -> LocalFile | None:
     if left is not None:
         if file.reads.take_over(left.parts):
             file.pool = left.pool
+            if len(target.addresses) == 1 and not target.user:
+                file.cluster_id = file.reads.cluster_id
             return file
         left.close()
     try:

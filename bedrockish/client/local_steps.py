@@ -179,8 +179,9 @@ class LocalSteps:
             return False
         self._back_at = now + BACK_S
         self._session.leave_node((Address(self._socket, 0),))
+        has_others = len(self._session._core.route.addresses) > 1
         with suppress(BedrockishError):
-            await self._session._call(Ask(0, PING), BACK_S)
+            await self._session._call(Ask(0, PING), BACK_S if has_others else self._session._seconds(None))
         return self._is_at_file_node()
 
     async def writes_here(self, texts: Sequence[str]) -> bool:

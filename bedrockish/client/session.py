@@ -25,7 +25,7 @@ from bedrockish.api.url import Target
 from bedrockish.api.wire import EXPLAIN, NODES, PING, SETTLE, STATUS, UPKEEP, Answered, Ask, Step, Told
 from bedrockish.client.calls import Calls
 from bedrockish.client.cursor import RowStream, streaming
-from bedrockish.client.local_file import close_local
+from bedrockish.client.local_file import LocalFile, close_local
 from bedrockish.client.request_builder import (
     Statements,
     columns_of,
@@ -469,8 +469,15 @@ class Session(Calls):
         """The function that sends the steps of an open transaction to its node, or runs them in this process."""
         return self._call if self.local_steps is None else self.local_steps.call
 
-    def _bind_file(self) -> None:
-        """Check, now and whenever the file is opened again, that the file belongs to the session's cluster."""
+    async def _reach(self, file: LocalFile | None) -> None:
+        """Reach a node, unless the last session on the file has; check that the file belongs to the node's cluster.
+
+        The file is checked again whenever it is opened again.
+        """
+        if file is not None and file.cluster_id:
+            self._core.cluster_id = self._core.cluster_id or file.cluster_id
+        else:
+            await self.ping()
         if self.local is not None:
             self.local.belong(lambda: self.cluster_id, lambda token: self._core.see(token))
             self._core.on_commit = self.local.note_commit

@@ -417,9 +417,10 @@ class SocketDriver(Calls):
             self._learn(monotonic())
 
     def _learn(self, now: float) -> None:
-        if self.target.discover and now >= self._learn_at and self._calls_made != self._calls_learnt:
+        is_due = self.target.discover and now >= self._learn_at and self._calls_made != self._calls_learnt
+        if is_due and self._links:
             self._learn_at, self._calls_learnt = now + LEARN_S, self._calls_made
-            if self._learning is None and self._links:
+            if self._learning is None:
                 self._learning, effects = self._core.call(Ask(0, NODES), LEARN_S, now)
                 self._perform(effects)
 

@@ -156,8 +156,7 @@ async def open_client(
         try:
             if file is not None:
                 client.local, client.local_steps = file.reads, file.steps(client)
-            await client.ping()
-            client._bind_file()
+            await client._reach(file)
             if target.discover:
                 nursery.start_soon(client._keep_learning)
             yield client

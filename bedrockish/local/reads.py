@@ -132,6 +132,11 @@ class LocalReads:
             return self._snapshots.take_over(parts)
 
     @property
+    def cluster_id(self) -> str:
+        """The id of the cluster of the file; empty if the file was never open, or has none yet."""
+        return self._snapshots.origin[1]
+
+    @property
     def published(self) -> Published | None:
         """The node's page; None before the file was first opened."""
         return self._snapshots.published

@@ -15,9 +15,10 @@ import pytest
 
 import bedrockish
 from bedrockish import dbapi
+from bedrockish.api.requests import Token, seal_token
 from bedrockish.local import connections
 from bedrockish.local.snapshots import Parts
-from tests.local.conftest import BOUND_S
+from tests.local.conftest import BOUND_S, calls_made, here
 from tools.cluster import LocalCluster, LocalNode
 
 
@@ -70,6 +71,31 @@ def test_session_opens_no_connection_after_another_has_closed(
     assert session(node, filled) == "one+"
     assert session(node, filled) == "one++"
     assert len(opened) == 3
+
+
+def test_session_that_takes_over_connections_makes_no_call_before_it_needs_the_node(
+    node: LocalNode, filled: str, alone: LocalCluster
+) -> None:
+    connections.KEPT.close_all()
+    with closing(dbapi.connect(node.database)) as db:
+        assert calls_made(db._link) > 0
+        known = db._link.cluster_id
+    with closing(dbapi.connect(node.database)) as db:
+        assert db.execute(f"SELECT a FROM {filled}").fetchall() == [("one",)]
+        assert calls_made(db._link) == 0
+        assert db._link.cluster_id == known
+        token = db.token
+        db.execute("BEGIN")
+        db.execute(f"UPDATE {filled} SET a = 'two'")
+        assert here(db._link).has_any
+        assert (calls_made(db._link) > 0, db._link.cluster_id) == (True, known)
+    with closing(dbapi.connect(alone.url(), token=token)) as other:
+        assert other._link.cluster_id == known
+    foreign = seal_token(Token({"A": 1}, 1), "another")
+    with pytest.raises(dbapi.ProgrammingError, match="this is the cluster another"):
+        dbapi.connect(node.database, token=foreign)
+    with closing(dbapi.connect(f"{alone.url()}?local={node.database}")) as db:
+        assert calls_made(db._link) > 0  # its other nodes may belong to another cluster
 
 
 def test_sessions_that_are_open_together_have_connections_of_their_own(node: LocalNode, filled: str) -> None:

@@ -66,6 +66,7 @@ class LeasedIds(AutoIds):
         while leased:
             found = leased.pop()
             if found > above:
+                self._seen[table] = found  # the ids of a statement rise, as in ``AutoIds``
                 self.given.ids.append((table, found))
                 return found
         self.given.is_short = True

@@ -16,6 +16,7 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.base import SQLiteExecutionContext
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL, Engine
+from sqlalchemy.sql import compiler
 
 from bedrockish.sqlalchemy.again import repeated
 from bedrockish.sqlalchemy.for_update import claim_of
@@ -51,6 +52,20 @@ class BedrockishContext(SQLiteExecutionContext):
             if claim is not None:
                 self.root_connection.execute(claim)
 
+    def fetchall_for_returning(self, cursor: Any) -> Any:
+        """Return the rows of an INSERT of several objects, after checking that their ids rise.
+
+        SQLAlchemy gives the ids to the objects in this order. Only a table whose last possible id is in use has others.
+        """
+        rows = super().fetchall_for_returning(cursor)  # type: ignore[no-untyped-call]
+        inserted = getattr(self.compiled, "_insertmanyvalues", None)
+        if getattr(inserted, "implicit_sentinel", False):
+            ids = [row[-1] for row in rows]
+            if ids != sorted(ids):
+                why = "the table's last possible id is in use, and others are given in no order"
+                raise self.dialect.loaded_dbapi.NotSupportedError(f"{why}; insert one object at a time, or give ids")
+        return rows
+
     def create_server_side_cursor(self) -> Any:
         """Return a cursor whose rows arrive as they are fetched, for ``stream_results`` or ``yield_per``."""
         return self._dbapi_connection.cursor(self.dialect.loaded_dbapi.StreamingCursor)
@@ -63,6 +78,9 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
     supports_statement_cache = True
     supports_server_side_cursors = True
     execution_ctx_cls = BedrockishContext
+    if hasattr(compiler, "InsertmanyvaluesSentinelOpts"):  # from SQLAlchemy 2.0.10 on
+        # One INSERT for many objects: their ids rise in the order of VALUES, and the context checks it.
+        insertmanyvalues_implicit_sentinel = compiler.InsertmanyvaluesSentinelOpts.ANY_AUTOINCREMENT
 
     @classmethod
     def import_dbapi(cls) -> Any:

@@ -396,3 +396,16 @@ def test_only_leased_ids_are_taken_back(make_node: MakeNode) -> None:
     assert found[:3] == leased
     assert found[3] < 100
     assert "absent" not in ids._back
+
+
+def test_ids_of_one_statement_rise_even_if_ids_were_returned_in_another_order(make_node: MakeNode) -> None:
+    """SQLAlchemy gives the ids of an INSERT of many objects to the objects in this order."""
+    node = make_node()
+    node.run("CREATE TABLE item(id INTEGER PRIMARY KEY, x)")
+    ids = node.engine._executor._ids
+    leased = ids.lease(node.engine._db, "item", 0, 4)
+    ids.take_back("item", leased[:2])
+    ids.take_back("item", leased[2:])
+    node.run("INSERT INTO item(x) VALUES (1), (2), (3), (4), (5)")
+    found = [x for (x,) in node.engine._db.execute("SELECT x FROM item ORDER BY id")]
+    assert found == [1, 2, 3, 4, 5]

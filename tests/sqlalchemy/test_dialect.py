@@ -11,7 +11,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, create_engine, inspect, select, text
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import ArgumentError, CompileError, DataError, IntegrityError, OperationalError
+from sqlalchemy.exc import ArgumentError, CompileError, DataError, IntegrityError, NotSupportedError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 import bedrockish.sqlalchemy
@@ -354,6 +354,46 @@ def test_for_update_without_a_key_is_refused(engine: Engine) -> None:
     bare.metadata.create_all(engine)
     with engine.connect() as connection, pytest.raises(CompileError, match="has no primary key"):
         connection.execute(bare.select().with_for_update())
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Thing(Base):
+    __tablename__ = "thing"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+
+
+def test_many_new_objects_are_inserted_by_one_statement_and_have_their_own_ids(engine: Engine) -> None:
+    Base.metadata.create_all(engine)
+    texts: list[str] = []
+    sqlalchemy.event.listen(engine, "before_cursor_execute", lambda *arguments: texts.append(arguments[2]))
+    with Session(engine) as session:
+        made = [Thing(name=f"n{number}") for number in range(1_500)]
+        session.add_all(made)
+        session.flush()
+        ids = {one.id: one.name for one in made}
+        session.commit()
+    assert len([one for one in texts if one.startswith("INSERT")]) == 2  # of at most a thousand rows each
+    with Session(engine) as session:
+        assert {one.id: one.name for one in session.execute(select(Thing)).scalars()} == ids
+
+
+def test_many_new_objects_are_refused_if_their_ids_do_not_rise(engine: Engine) -> None:
+    """After the last possible id, SQLite looks for a free one at random."""
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add(Thing(id=2**63 - 1, name="last"))
+        session.commit()
+        session.add_all([Thing(name=f"n{number}") for number in range(50)])
+        with pytest.raises(NotSupportedError, match="last possible id"):
+            session.commit()
+        session.rollback()
+        assert session.execute(select(Thing.name)).scalars().all() == ["last"]
+        session.add(Thing(name="alone"))
+        session.commit()
 
 
 def test_sqlite_scheme_with_the_bedrockish_driver_selects_the_dialect(cluster: LocalCluster) -> None:

@@ -172,6 +172,7 @@ class AutoIds:
         while back:
             rowid, _ = back.popitem()
             if rowid > seen:
+                self._seen[table] = rowid  # the ids of a statement rise, as SQLAlchemy expects
                 return rowid
         above = max(seen, self._highest.get(table, seen))
         rowid = above + 1 + (self._own - above - 1) % self._stripes

@@ -47,6 +47,7 @@ class SocketClient(SocketDriver, Session):
         method: Callable[..., T],
         *arguments: Any,
         stop: Callable[[], None] | None = None,  # noqa: ARG002  other threads call ``interrupt``
+        at_once: Callable[..., T | None] | None = None,  # noqa: ARG002  no other task waits for this thread
     ) -> T:
         """Run a method in this thread, and return its result. The method may take as long as a statement."""
         return method(*arguments)

@@ -47,6 +47,16 @@ class Calls:
         """Move to another node, if there is one; to one of ``towards``, if any are given."""
         raise NotImplementedError
 
-    async def _in_place(self, method: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
-        """Run a method that may take as long as a statement; if the call is cancelled, ``stop`` ends the statement."""
+    async def _in_place(
+        self,
+        method: Callable[..., T],
+        *arguments: Any,
+        stop: Callable[[], None] | None = None,
+        at_once: Callable[..., T | None] | None = None,
+    ) -> T:
+        """Run a method that may take as long as a statement; if the call is cancelled, ``stop`` ends the statement.
+
+        Args:
+            at_once: does the same with the same arguments if that takes some microseconds; otherwise returns None.
+        """
         raise NotImplementedError

@@ -220,7 +220,8 @@ class LocalSteps:
             one = None
         else:
             asked = replace(request, statements=(), token=core.token)
-            one = await self._session._in_place(self.transactions.begin, asked)
+            transactions = self.transactions
+            one = await self._session._in_place(transactions.begin, asked, at_once=transactions.begin_at_once)
         if one is None and request.temporary and self.transactions.pool.attached.has_any:
             if is_fresh:
                 core.temporary.name = ""  # else the session's later statements would ask for these objects, too
@@ -346,7 +347,7 @@ class LocalSteps:
         leased = 0
         while True:
             try:
-                return await self._session._in_place(one.run, statement, stop=one.interrupt)
+                return await self._session._in_place(one.run, statement, stop=one.interrupt, at_once=one.run_brief)
             except IdsNeededError as wanted:
                 leased = 4 * leased or max(ids, count_parentheses(statement.sql))
                 table, above = wanted.details["table"], wanted.details["above"]
@@ -370,7 +371,7 @@ class LocalSteps:
     async def _commit(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered | Told:
         session = self._session
         try:
-            prepared = await session._in_place(one.finish)
+            prepared = await session._in_place(one.finish, at_once=one.finish_small)
         except UsageError:
             raise
         except BedrockishError:

@@ -21,10 +21,12 @@ from bedrockish.client.request_builder import Where
 from bedrockish.client.request_builder import target_of as target_of
 from bedrockish.client.session import Session
 from bedrockish.common.machine import threads_or_unavailable
+from bedrockish.common.pauses import monotonic
 from bedrockish.errors import BedrockishError, ClientClosedError
 
 T = TypeVar("T")
 AT_ONCE_S = 0.02  # how long a read of the node's file may block the loop; a longer read is repeated in a thread
+TASK_S = 0.001  # how long tasks may run short statements in the loop before other tasks run
 STOP_S = 0.005  # pause between two attempts to stop the statement of a cancelled task
 LEARN_S = 30.0  # how often a client in use asks for the members of the cluster
 
@@ -32,10 +34,13 @@ LEARN_S = 30.0  # how often a client in use asks for the members of the cluster
 class Client(Driver, Session):
     """A session with a cluster. Get one from ``open_client``."""
 
+    _gives_way_at = 0.0  # when the next statement in the loop first lets other tasks run, in seconds of ``monotonic``
+
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process, in a thread if they take longer than ``AT_ONCE_S``; see ``Session``."""
         local, level, token = self._file(), read or self.target.read, self._core.token
         statements = self.as_written(statements)
+        await self._give_way()
         try:
             return self.take_read(local.read_at_once(statements, level, token, AT_ONCE_S))
         except TimeoutError:
@@ -58,14 +63,34 @@ class Client(Driver, Session):
         super()._close()
         self._close_file()
 
-    async def _in_place(self, method: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
+    async def _in_place(
+        self,
+        method: Callable[..., T],
+        *arguments: Any,
+        stop: Callable[[], None] | None = None,
+        at_once: Callable[..., T | None] | None = None,
+    ) -> T:
         """Run, in a thread, a method that may take as long as a statement; return its result.
 
         If the task is cancelled, ``stop`` is called, which ends the statement.
         """
+        if at_once is not None:
+            await self._give_way()
+            found = at_once(*arguments)
+            if found is not None:
+                return found
         if stop is None:
             return await _threaded(method, *arguments)
         return await _in_thread(lambda: method(*arguments), stop)
+
+    async def _give_way(self) -> None:
+        """Let other tasks run, and notice that this one is cancelled, if the last wait was ``TASK_S`` ago.
+
+        Short statements run in the loop: without this, a task that runs one after the other would stop all others.
+        """
+        if monotonic() > self._gives_way_at:
+            await trio.lowlevel.checkpoint()
+            self._gives_way_at = monotonic() + TASK_S
 
     @property
     def addresses(self) -> tuple[Address, ...]:

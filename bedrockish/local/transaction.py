@@ -38,6 +38,7 @@ from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.transaction_control import parse_control, savepoint_of
 
 T = TypeVar("T")
+SMALL_BYTES = 20_000  # about how many bytes of keys and changes are encoded in less than a millisecond
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, up to which a transaction can be repeated
 RESULT_BYTES = Limits().result_bytes
 
@@ -183,11 +184,14 @@ class LocalTransaction:
         self._log_statement(ExecutedStatement(statement, result))
         return result
 
-    def run_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any]) -> Result | None:
+    def run_again(
+        self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool = False
+    ) -> Result | None:
         """Run a text that has run here before; this is quicker than ``run``. Return None if ``run`` must run it.
 
         Args:
             values: parameters that SQLite stores without conversion.
+            only_brief: whether to return None also for a read that takes long if the tables have many rows.
 
         Raises:
             BedrockishError: see ``run``.
@@ -197,9 +201,19 @@ class LocalTransaction:
         if self.keeps_rows or self._pool.has_own or not self._is_whole:
             return None
         with TURN:
-            return self._wholly(partial(self._run_known, sql, values))
+            return self._wholly(partial(self._run_known, sql, values, only_brief=only_brief))
 
-    def _run_known(self, sql: str, values: tuple[Any, ...] | dict[str, Any]) -> Result | None:
+    def run_brief(self, statement: Statement) -> Result | None:
+        """Run a statement as ``run_again`` does if it takes some microseconds with any rows; else return None.
+
+        Raises:
+            BedrockishError: see ``run``.
+        """
+        params = statement.params
+        values = params if type(params) is dict else tuple(params or ())
+        return self.run_again(statement.sql, values, only_brief=True)
+
+    def _run_known(self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool) -> Result | None:
         try:
             with self.lock:
                 if FORKING:
@@ -209,7 +223,7 @@ class LocalTransaction:
                 self._is_whole = False
                 ids = self._pool.ids
                 ids.given.ids.clear()
-                result = self._running.run_again(sql, values, RESULT_BYTES)
+                result = self._running.run_again(sql, values, RESULT_BYTES, only_brief=only_brief)
                 if ids.given.ids:
                     if result is None:
                         ids.take_back_given()
@@ -311,6 +325,11 @@ class LocalTransaction:
         """
         with TURN:
             return self._wholly(self._finish)
+
+    def finish_small(self) -> Prepared | None:
+        """Return the transaction as ``finish`` does, if it has few keys and rows; otherwise return None."""
+        work = self._work
+        return None if self.keeps_rows or work.keys_were_broken or work.kept > SMALL_BYTES else self.finish()
 
     def _finish(self) -> Prepared:
         with self.lock, self._statement:

@@ -64,20 +64,40 @@ class LocalTransactions:
         for one in list(self._open.values()):
             one.give(given)
 
-    def begin(self, request: Request) -> LocalTransaction | None:
-        """Begin a transaction on the newest durable snapshot; return None if it must begin at the node."""
+    def begin_at_once(self, request: Request) -> LocalTransaction | None:
+        """Begin a transaction as ``begin`` does if a workspace and a durable snapshot are ready; otherwise return None.
+
+        Wait for no other thread, connect to no file, and read no schema.
+        """
+        if self.pool.has_own or not self._reads.lock.acquire(blocking=False):
+            return None
+        try:
+            if not self._beginning.acquire(blocking=False):
+                return None
+            try:
+                return self.begin(request, may_wait=False)
+            finally:
+                self._beginning.release()
+        finally:
+            self._reads.lock.release()
+
+    def begin(self, request: Request, *, may_wait: bool = True) -> LocalTransaction | None:
+        """Begin a transaction on the newest durable snapshot; return None if it must begin at the node.
+
+        With ``may_wait`` False, also return None if that would take long; see ``begin_at_once``.
+        """
         if request.user != self._reads.user:
             request = replace(request, user=self._reads.user)
         if self.is_closed:
             return None
         self.forget(request.command)  # an earlier attempt, ended by a signal, may have left it open
         with TURN, self._beginning:
-            made = self._begin(request)
+            made = self._begin(request, may_wait=may_wait)
         if self.is_closed:
             self._lose_at_close()
         return made
 
-    def _begin(self, request: Request) -> LocalTransaction | None:
+    def _begin(self, request: Request, *, may_wait: bool) -> LocalTransaction | None:
         if FORKING:
             stand_still()
         file_workspace = None
@@ -85,9 +105,11 @@ class LocalTransactions:
             published, facts = self.pool.serving()
             if published is None or facts is None:
                 return None
-            file_workspace = self.pool.take(published, facts)
+            file_workspace = self.pool.take(published, facts, may_connect=may_wait)
+            if file_workspace is None:
+                return None
             file_workspace.attach()
-            moment = self.pool.snapshot(file_workspace, published, facts.durable, request)
+            moment = self.pool.snapshot(file_workspace, published, facts.durable, request, may_wait=may_wait)
             if moment is None:
                 self.pool.give_back(file_workspace)
                 return None

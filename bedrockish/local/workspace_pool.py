@@ -169,26 +169,33 @@ class WorkspacePool:
             return None, None
         return published, facts
 
-    def take(self, published: Published, facts: PublishedFacts) -> FileWorkspace:
-        """Return an idle workspace on the page's present file, or open one."""
+    def take(self, published: Published, facts: PublishedFacts, *, may_connect: bool = True) -> FileWorkspace | None:
+        """Return an idle workspace on the page's present file, or open one; return None if it may not open one."""
         while True:
             with self._lock:
                 file_workspace = self._idle.pop() if self._idle else None
             if file_workspace is None:
-                return FileWorkspace(self, published, facts)
+                return FileWorkspace(self, published, facts) if may_connect else None
             if file_workspace.is_of(facts):
                 return file_workspace
             self.close(file_workspace)
 
     def snapshot(
-        self, file_workspace: FileWorkspace, published: Published, durable: int, request: Request
+        self,
+        file_workspace: FileWorkspace,
+        published: Published,
+        durable: int,
+        request: Request,
+        *,
+        may_wait: bool = True,
     ) -> FileMoment | None:
         """Take the newest snapshot and wait until it is durable; return its moment.
 
         Return None if it is not durable, or not new enough for the session, within ``DURABLE_S``. ``durable`` is the
-        number of a batch that is known to be durable.
+        number of a batch that is known to be durable. With ``may_wait`` False, also return None if the snapshot is not
+        durable now, or if its schema must be read.
         """
-        workspace, until, pause = file_workspace.workspace, monotonic() + DURABLE_S, PAUSE_S
+        workspace, until, pause = file_workspace.workspace, monotonic() + DURABLE_S if may_wait else 0.0, PAUSE_S
         while True:
             moment = moment_row.read(workspace.begin_with(moment_row.QUERY))
             if moment is None:
@@ -209,12 +216,19 @@ class WorkspacePool:
                 TURN.leave()
                 time.sleep(PAUSE_S)
                 continue
+            if not (may_wait or self._knows(moment)):
+                return None
             file_workspace.schema = self.schema(
                 file_workspace.reader, file_workspace.facts, moment.schema, moment.members
             )
             flushed = Flushed(moment.vector, moment.schema, moment.clock)
             workspace.move_to(flushed, FileState(batch.frames, batch.salts, moment.batch))
             return moment
+
+    def _knows(self, moment: FileMoment) -> bool:
+        """Return whether the schema and the members of a snapshot are those that were read last."""
+        known = self.known_schema
+        return known is not None and (known.version, known.membership.version) == (moment.schema, moment.members)
 
     def _durable(self, published: Published) -> int:
         with self.reads.lock:

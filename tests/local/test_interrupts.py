@@ -119,8 +119,8 @@ def close_while_it_begins(closing: Connection, sql: str, monkeypatch: pytest.Mon
     is_begun, is_closed, failures = threading.Event(), threading.Event(), list[type[BaseException]]()
     snapshot = WorkspacePool.snapshot
 
-    def wait(*arguments: Any) -> Any:
-        moment = snapshot(*arguments)
+    def wait(*arguments: Any, **options: Any) -> Any:
+        moment = snapshot(*arguments, **options)
         is_begun.set()
         is_closed.wait(BOUND_S)
         return moment

@@ -188,7 +188,7 @@ def test_each_step_of_a_transaction_waits_for_the_turn_and_its_end_passes_it_on(
     def job() -> None:
         with connect(str(node.database)) as db:
             reach("BEGIN")
-            transaction = db.begin()
+            transaction = db.begin(read="strict")  # so that COMMIT prepares it for the node
             found.append(transaction.execute("SELECT ?", (1,)).value())  # the first statement begins the transaction
             reach("statement")
             found.append(transaction.execute("SELECT ?", (2,)).value())
@@ -214,9 +214,11 @@ def test_thread_that_waits_for_a_durable_snapshot_has_no_turn(node: LocalNode, m
     def undurable(pool: WorkspacePool, published: Published) -> int:
         return durable(pool, published) if holders else -1
 
-    def snapshot(pool: WorkspacePool, workspace: Any, published: Published, _durable: int, request: Request) -> Any:
+    def snapshot(
+        pool: WorkspacePool, workspace: Any, published: Published, _durable: int, request: Request, **options: bool
+    ) -> Any:
         assert TURN._holder == threading.get_ident()
-        return take(pool, workspace, published, -1, request)
+        return take(pool, workspace, published, -1, request, **options)
 
     monkeypatch.setattr(WorkspacePool, "_durable", undurable)
     monkeypatch.setattr(WorkspacePool, "snapshot", snapshot)

@@ -302,7 +302,13 @@ class Interactive:
         return results
 
     def run_again(
-        self, work: TransactionWork, sql: str, given: tuple[Any, ...] | dict[str, Any], room: int
+        self,
+        work: TransactionWork,
+        sql: str,
+        given: tuple[Any, ...] | dict[str, Any],
+        room: int,
+        *,
+        only_brief: bool = False,
     ) -> Result | None:
         """Run a text that has run before by its recipe (``CompiledTexts.again``), which is faster than ``run``.
 
@@ -312,6 +318,7 @@ class Interactive:
         Args:
             given: the parameters, as SQLite stores them.
             room: the bytes that the rows may take.
+            only_brief: whether to return None also for a recipe that is not brief.
 
         Raises:
             BedrockishError: see ``run``.
@@ -321,24 +328,28 @@ class Interactive:
             return None
         recipe = executor.texts.again(sql)
         values = None if recipe is None else in_order(recipe.piece.names, given)
-        if recipe is None or values is None:
+        if recipe is None or values is None or (only_brief and not recipe.is_brief):
             return None
         assert work.sets is not None
         if work.wrote:
             executor.reader = None  # the reading connection does not see the transaction's rows
-        piece, plan, lastrowid = recipe.piece, recipe.plan, work.lastrowid
-        if piece.kind == READ:
-            if not plan.lengths.is_brief:
-                try:
-                    return Result(piece.columns, self._read(work, piece, values, room)[0], -1, lastrowid or None)
-                except UnicodeEncodeError:  # a value has a lone surrogate
-                    return None
-            rows = read_brief(executor.reader or self._db, recipe, values, self.parts.limits, room)
-            if rows is None:
+        piece, lastrowid = recipe.piece, work.lastrowid
+        if piece.kind != READ:
+            return self._write_again(work, recipe, values)
+        if not recipe.is_brief:
+            try:
+                return Result(piece.columns, self._read(work, piece, values, room)[0], -1, lastrowid or None)
+            except UnicodeEncodeError:  # a value has a lone surrogate
                 return None
-            work.sets.add_keys(*plan.bind(values))
-            return Result(piece.columns, rows, -1, lastrowid or None)
-        text = executor.text_with_ids(piece, values)
+        rows = read_brief(executor.reader or self._db, recipe, values, self.parts.limits, room)
+        if rows is None:
+            return None
+        work.sets.add_keys(*recipe.plan.bind(values))
+        return Result(piece.columns, rows, -1, lastrowid or None)
+
+    def _write_again(self, work: TransactionWork, recipe: Recipe, values: tuple[Any, ...]) -> Result | None:
+        assert work.sets is not None
+        text = self._executor.text_with_ids(recipe.piece, values)
         db, capture = self._db, self._capture
         # A savepoint costs two more calls of SQLite, and each call may hand the interpreter lock to another thread.
         in_savepoint = self._savepoint_each_write or not recipe.is_shown
@@ -358,8 +369,8 @@ class Interactive:
             return None
         rowcount = db.changes()
         changes, touched = capture.stop()
-        if not plan.reads_nothing:
-            work.sets.add_keys(*plan.bind(values))
+        if not recipe.plan.reads_nothing:
+            work.sets.add_keys(*recipe.plan.bind(values))
         if in_savepoint:
             self._keep(work, changes, touched)
         else:

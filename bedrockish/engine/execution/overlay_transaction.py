@@ -89,7 +89,7 @@ class EarlyReads:
         if writer is None or values is None:
             return None
         rows: list[tuple[Any, ...]] | None
-        if recipe.plan.lengths.is_brief:
+        if recipe.is_brief:
             rows = read_brief(self._workspace.reader, recipe, values, writer.limits, room)
         else:
             try:
@@ -115,7 +115,7 @@ class EarlyReads:
         for recipe, values, has_failed in self._reads:
             if has_failed:
                 sets.read(recipe.piece, values, failed=True)
-            elif recipe.plan.lengths.is_brief:
+            elif recipe.is_brief:
                 sets.add_keys(*recipe.plan.bind(values))
             else:
                 sets.read_unchanged(recipe.piece, values, executor.query_for(recipe.piece))
@@ -373,19 +373,23 @@ class OverlayTransaction:
                 self._end = failure
             raise
 
-    def run_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any], room: int) -> Result | None:
+    def run_again(
+        self, sql: str, values: tuple[Any, ...] | dict[str, Any], room: int, *, only_brief: bool = False
+    ) -> Result | None:
         """Run a text that has run before, as ``Interactive.run_again`` does."""
         if self.early is not None:
             recipe = self.early.recipe(sql) if self._end is None else None
             if recipe is not None:
-                return self.early.run(recipe, values, room)
+                return None if only_brief and not recipe.is_brief else self.early.run(recipe, values, room)
+            if only_brief and self.workspace.lend_for_reads() is None:
+                return None  # the start opens a connection, or reads the schema
             self.start_now()
         writer, interactive, work = self._writer, self._interactive, self.work
         assert writer is not None
         assert interactive is not None
         if writer.journal_in_memory and len(work.changes) >= SMALL_CHANGES:
             self._use_journal_file()
-        return interactive.run_again(work, sql, values, room)
+        return interactive.run_again(work, sql, values, room, only_brief=only_brief)
 
     def _use_journal_file(self) -> None:
         """Keep the old pages in a file from now on, because the next statements may change many."""

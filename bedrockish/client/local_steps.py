@@ -286,7 +286,7 @@ class LocalSteps:
             self.transactions.forget(one.request.command)
             return error
         error.details = {**error.details, **failed_at(before)}
-        if not one.is_over:
+        if not one.has_failed:
             return error
         self.transactions.forget(one.request.command)
         return type(error)(f"{error.message}; the transaction was rolled back", **error.details, ended=True)
@@ -383,11 +383,11 @@ class LocalSteps:
             else:
                 answer = await self._certify(one, what, encode_prepared(prepared), timeout_s)
         except BaseException as error:
-            one.decide(error)
+            one.end_commit(error)
             raise
         else:
             if one.keeps_rows:
-                await session._in_place(one.decide, None)
+                await session._in_place(one.end_commit, None)
             return answer
         finally:
             self.transactions.forget(what.request.command)
@@ -459,9 +459,11 @@ class LocalSteps:
         statements = tuple(one.statement for one in logged)
         try:
             reply = await self._session._call(Step(0, replace(request, statements=statements), op), timeout_s)
-            is_same = logged[-1].told is not None and _results(reply) == [one.told for one in logged]
+            is_same = logged[-1].result is not None and _results(reply) == [one.result for one in logged]
         except UsageError as error:
-            is_same = logged[-1].told is None and error.message == logged[-1].failure and not error.details.get("ended")
+            is_same = (
+                logged[-1].result is None and error.message == logged[-1].failure and not error.details.get("ended")
+            )
             if not is_same and isinstance(error, SqlError) and self.has_function_for(error):
                 await self._session._call(Step(0, replace(request, statements=()), ROLLBACK), timeout_s)
                 lacked = error.message.partition(": ")[2].split(" ")[0].rstrip(";")
@@ -491,7 +493,7 @@ def _groups(log: Sequence[ExecutedStatement]) -> list[list[ExecutedStatement]]:
     """Return the statements in groups: each failed statement alone, the others in groups of up to ``TOGETHER``."""
     found: list[list[ExecutedStatement]] = []
     for one in log:
-        is_alone = one.told is None or not found or found[-1][-1].told is None or len(found[-1]) >= TOGETHER
+        is_alone = one.result is None or not found or found[-1][-1].result is None or len(found[-1]) >= TOGETHER
         if is_alone:
             found.append([one])
         else:

@@ -411,7 +411,7 @@ class Connection:
             from bedrockish.local import program_functions
 
             given = getattr(program_functions, maker)(name, *arguments, **options)
-            self._run(lambda _: file.give(given))
+            self._run(lambda _: file.register(given))
 
     def set_authorizer(self, authorizer_callback: Any) -> None:
         """Refuse any authorizer but None: the nodes compile the SQL, and check the user's rights."""
@@ -435,7 +435,7 @@ class Connection:
 
             file = self._link.file
             given = progress(callbacks.guarded(progress_handler), n, lambda: file.ending)
-            self._run(lambda _: file.give(given))
+            self._run(lambda _: file.register(given))
         elif progress_handler is not None:
             raise NotSupportedError("SQL runs on the nodes; give a timeout to connect() to end long calls")
 

@@ -1,4 +1,4 @@
-"""Connections of a program to a node's file: opened under one generation of the page, and safe from lost locks.
+"""Connections of a program to a node's file, which must belong to one generation of the page and keep SQLite's locks.
 
 SQLite uses POSIX locks, and a process loses all its POSIX locks on a file as soon as it closes any descriptor of that
 file. A SQLite library avoids this for its own descriptors, but does not know those of another library in the process.
@@ -32,7 +32,7 @@ SHM = "-shm"  # the file in which SQLite has the locks of its readers
 BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
 ASK_S = 0.01  # how long a closing thread waits before it interrupts the running statement again
 KEEP_S, KEPT_MAX = 1.0, 8  # how long, and for how many closed sessions, connections are kept
-BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # most tries to ask a busy connection for its file; seconds between two
+BUSY_TRIES, BUSY_PAUSE_S = 100, 0.01  # most attempts to query a busy connection for its file; seconds between two
 # The open connections, each with the device and the inode of its file. A connection that was never closed is
 # removed by the callback of its weak reference. No lock guards this: each operation is atomic, and a finalizer may run
 # between any two operations.
@@ -56,7 +56,7 @@ def connect(published: Published, facts: PublishedFacts) -> apsw.Connection:
     with _opening:
         if place not in list(_open.values()):
             _check_alone(published.database, place)
-        # Recorded before the file is open: else another thread would take the descriptor for that of another library.
+        # Recorded before the file is open: otherwise another thread would attribute the descriptor to another library.
         _open[opening] = place
     try:
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
@@ -93,7 +93,7 @@ def _remedy(error: apsw.Error) -> str:
 def _has_changed(published: Published, facts: PublishedFacts) -> bool:
     now = published.facts()
     published.check(now)
-    return (now.generation, now.process, now.since) != (facts.generation, facts.process, facts.since)
+    return (now.generation, now.process, now.process_start) != (facts.generation, facts.process, facts.process_start)
 
 
 def close(db: apsw.Connection) -> None:
@@ -132,15 +132,15 @@ class KeptConnections:
     """The connections of the last closed sessions of this process: many programs open a session for each request.
 
     A session opens five connections, on each of which SQLite reads the schema and compiles the session's statements. So
-    a closed session leaves its connections here, without snapshots, and the next session of the same file takes them.
-    They are closed if no session takes them within ``KEEP_S``, if the node stops or exchanges its file, at the end of
-    the program, and before another SQLite library opens the file.
+    the connections of a closed session are kept here, without snapshots, for the next session of the same file. They
+    are closed if no session takes them within ``KEEP_S``, if the node stops or exchanges its file, at the end of the
+    program, and before another SQLite library opens the file.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finalizer may close a session while this thread has the lock
         self._kept: list[tuple[object, Kept, float]] = []
-        self._is_over = False  # whether the program ends
+        self._is_ended = False  # whether the program is ending
         forks.watch_forks(self)
         forks.wait_at_forks(self)
         atexit.register(self.end)
@@ -149,7 +149,7 @@ class KeptConnections:
         """Keep connections for the next session with this key."""
         with self._lock:
             self._kept.append((key, kept, monotonic()))
-            self._close(self._kept if self._is_over else self._kept[:-KEPT_MAX])
+            self._close(self._kept if self._is_ended else self._kept[:-KEPT_MAX])
 
     def take(self, key: object) -> Any:
         """Return the connections that were kept last for this key, or None."""
@@ -161,7 +161,7 @@ class KeptConnections:
             return None
 
     def tick(self) -> None:
-        """Close connections that were kept for ``KEEP_S``, and those whose node serves no more."""
+        """Close connections that were kept for ``KEEP_S``, and those whose file the node does not serve any more."""
         if self._kept and self._lock.acquire(blocking=False):
             try:
                 late = monotonic() - KEEP_S
@@ -176,7 +176,7 @@ class KeptConnections:
 
     def end(self) -> None:
         """Close all connections, and keep none from now on."""
-        self._is_over = True
+        self._is_ended = True
         self.close_all()
 
     def _close(self, those: list[tuple[object, Kept, float]]) -> None:
@@ -195,9 +195,9 @@ class KeptConnections:
         self._kept, self._lock = [], threading.RLock()
 
 
-def abandon(held: object) -> None:
+def abandon(inherited: object) -> None:
     """Keep a reference to an object of the parent process, so that it is never closed in this child."""
-    _abandoned.append(held)
+    _abandoned.append(inherited)
 
 
 def _after_fork() -> None:

@@ -1,6 +1,6 @@
-"""The schemas of nodes' files, as this program has read them: one for all sessions, because reading takes long.
+"""The schemas of nodes' files, as this program has read them; shared by all sessions, because reading takes long.
 
-Reading the definitions of 2,000 tables takes half a second. A program may open a connection for each request.
+Reading the definitions of 2,000 tables takes half a second, and a program may open a session for each request.
 """
 
 import threading
@@ -56,8 +56,8 @@ class _FileSchemas:
             db: a connection in a read transaction: the version and the definitions are read by several statements.
             facts: the facts of the node's page under which the connection was opened.
         """
-        assert db.in_transaction, "a change of the schema would come between two statements"
-        key = facts.device, facts.inode, facts.generation, facts.since
+        assert db.in_transaction, "otherwise the schema could change between two statements"
+        key = facts.device, facts.inode, facts.generation, facts.process_start
         version, node = int(system.get_meta(db, "schema_version")), str(system.get_meta(db, "node"))
         membership = read_membership(system.get_meta(db, "membership"))
         with self._lock:

@@ -37,7 +37,7 @@ class LeasedIds(AutoIds):
 
     def note_lease(self, table: str, ids: list[int]) -> None:
         """Record ids that the node has leased for a table, in rising order and above all earlier ones."""
-        self._leases.setdefault(table, [])[:0] = ids[::-1]  # in the same list, as in ``give_back``
+        self._leases.setdefault(table, [])[:0] = ids[::-1]  # changed in place, as in ``give_back``
 
     def give_back(self, ids: list[tuple[str, int]]) -> None:
         """Put unused ids back into the leases, for later rows."""
@@ -47,7 +47,7 @@ class LeasedIds(AutoIds):
         for table, those in back.items():
             leased = self._leases.get(table)
             if leased is not None:
-                leased += those  # in the same list: another thread may take an id from the list now
+                leased += those  # changed in place, because another thread may take an id from this list now
                 leased.sort(reverse=True)
 
     def take_back_given(self) -> None:

@@ -212,7 +212,7 @@ class OpenResults:
     def _is_current(self, reader: ReadConnection) -> bool:
         """Return whether a connection is to the file of the session's other connections."""
         snapshots = self._snapshots
-        return bool(snapshots.readers) and snapshots.is_of(reader.facts) and not snapshots.is_closed
+        return bool(snapshots.readers) and snapshots.has_opened(reader.facts) and not snapshots.is_closed
 
     def prepare_again(self) -> None:
         """Use no lent connection again, because each lacks a new function or attached file."""

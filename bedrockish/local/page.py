@@ -1,10 +1,10 @@
 """The page that a node publishes next to its file: the last durable batch, and whether programs may read the file now.
 
-The node writes to ``A.sqlite-node``, 4096 bytes; programs of the machine map it and read it. docs/wire.md has the
+The page is the file ``A.sqlite-node`` with 4096 bytes, which programs of the machine map and read. docs/wire.md has the
 format. A checksum detects a torn copy, and nodes of earlier releases make a sequence number odd while they write. If a
 reader finds an odd number or a wrong checksum, it reads again; if that does not help, the file counts as not served.
 
-The node does not map the page: if another program cuts the file off, a write to a map would kill the node.
+The node does not map the page: if another program truncated the file, a write to the map would kill the node.
 
 Before the node closes, exchanges or repairs its file, it raises ``generation`` on the page. So a reader that has opened
 the file, and then finds the generation unchanged, has opened the file that the node serves.
@@ -32,7 +32,7 @@ SIZE = 4096
 MAGIC = b"bdrknod1"
 SERVING, READING, REFUSING, STOPPED = 1, 2, 3, 4
 MODES = {SERVING: "serving", READING: "only reading", REFUSING: "not serving", STOPPED: "stopped"}
-BATCHES = 64  # number of last batches for which the page has the number of WAL frames
+BATCHES = 64  # the page has the number of WAL frames of this many last batches
 # A node without a heartbeat for this time counts as gone; a client gives up a link after the same silence.
 SILENT_NS = 4_000_000_000
 TORN_TRIES, TORN_S = 200, 0.0001
@@ -59,24 +59,24 @@ class PublishedFacts(NamedTuple):
     boot: bytes  # the id of the kernel's boot; a page of an earlier boot is stale
     process: int  # id of the node's process
     generation: int  # a number that changes whenever readers must open the file again
-    since: int  # start of the process, in the kernel's ticks; distinguishes it from a later process with the same id
+    process_start: int  # when the process began, in the kernel's ticks: a later process may have the same id
     device: int  # device number of the file
     inode: int  # inode number of the file
     written: int  # the last batch in the WAL
     durable: int  # the last batch on the disk
     heartbeat: int  # when the node last ran, in nanoseconds since the kernel's boot, including suspended time
     safe: int  # the clock up to which no more transaction can commit
-    is_log_ending: int  # 1 if the write-ahead log is about to start over, which a held snapshot prevents; else 0
+    is_log_ending: int  # 1 if the write-ahead log is about to restart, which a held snapshot prevents; else 0
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the node's process runs, even if it does not serve the file."""
-        return self.since != 0 and self.since == _process_since(self.process)
+        return self.process_start != 0 and self.process_start == _process_since(self.process)
 
     @property
     def why_not(self) -> str:
         """Why programs may not read the file now; empty if they may."""
-        if self.mode == STOPPED and self.runs:
+        if self.mode == STOPPED and self.is_running:
             return (
                 f"its node, process {self.process}, runs and does not serve it now: it begins again or waits, and "
                 "'bedrockish status' with its URL shows why"
@@ -171,7 +171,7 @@ class Page:
         return self._facts.mode
 
     def wrote(self, number: int, frames: int, salts: bytes, schema: int, is_log_ending: bool = False) -> None:
-        """Publish that a batch is in the WAL, its number of frames, and whether the WAL is about to start over."""
+        """Publish that a batch is in the WAL, the WAL's number of frames, and whether the WAL is about to restart."""
         entry = _BATCH.pack(number, frames, salts, schema, 0)[:-4]
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
         with self._lock:
@@ -206,7 +206,7 @@ class Page:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the whole file of the page is still at its path: other programs can remove it, or cut it off."""
+        """Whether the whole file of the page is still at its path: another program may have removed or truncated it."""
         try:
             found = os.stat(self._path)
         except OSError:
@@ -255,7 +255,7 @@ class Page:
         self._write(0, _HEAD.pack(MAGIC, self._sequence, crc32(facts)) + facts)
 
     def _write(self, place: int, data: bytes) -> None:
-        """Write to the page, unless it is closed; if the disk has no room for a page that was cut off, leave it so."""
+        """Write to the page, unless it is closed; ignore errors, such as a full disk after the page was truncated."""
         self._bytes[place : place + len(data)] = data
         if self._file >= 0:
             with suppress(OSError):
@@ -333,10 +333,10 @@ class Published:
         return self._bytes(0, _FACTS_END) == last_bytes
 
     def wants_release(self, generation: int) -> bool:
-        """Return whether snapshots of a generation keep the node waiting, or are not of its file any more.
+        """Return whether to release snapshots of a generation: they delay the node, or are not of its file any more.
 
-        Any thread may call this: it neither uses nor changes the facts that ``facts`` keeps. If the page is torn, the
-        answer may be wrong.
+        Any thread may call this, because it does not use what ``facts`` has stored. If the page is torn, the answer may
+        be wrong.
         """
         try:
             facts = PublishedFacts._make(_FACTS.unpack_from(self._bytes(0, _FACTS_END), _FACTS_AT))
@@ -376,7 +376,9 @@ class Published:
                 _unserved(self.database, "its page was written on another machine, or before the last boot of this one")
             )
         if why := facts.why_not:
-            raise UnavailableError(_unserved(self.database, why, "") if facts.runs else _unserved(self.database, why))
+            raise UnavailableError(
+                _unserved(self.database, why, "") if facts.is_running else _unserved(self.database, why)
+            )
         try:
             found, page = os.stat(self.database), os.stat(page_path(self.database))
         except OSError as error:

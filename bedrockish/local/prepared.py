@@ -1,7 +1,7 @@
 """The encoding of a transaction that a program has executed, for its COMMIT, and the checks of the node on it.
 
-The node trusts the read sets of a program that may open its file. It still checks the form of the message, so that a
-fault of the program fails the transaction and not the cluster.
+The node trusts the read sets of a program, because the program may open its file. It still checks the form of the
+message, so that a fault of the program fails the transaction and not the cluster.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -55,7 +55,7 @@ def decode_prepared(data: bytes) -> Prepared:
 
 
 @dataclass(slots=True)
-class _Does:
+class _AsStatement:
     """A transaction in the form of one statement, for the check of rights."""
 
     sql: str
@@ -71,7 +71,7 @@ def check_prepared(
     rights: Rights | None,  # the user's rights; None if the user may do everything
     decode: Callable[[bytes], list[Change]],  # decodes the transaction's changes
     *,
-    is_nodes: bool = False,  # whether another node has executed it, which may have applied more
+    is_nodes: bool = False,  # whether it was executed on another node's file, which may have more commits
 ) -> None:
     """Check a transaction that a program has prepared against the node's own file.
 
@@ -107,7 +107,7 @@ def check_prepared(
     reads = _tables(keys.read_points, indexes) | _tables((low for low, _ in keys.read_ranges), indexes)
     written |= _tables(keys.write_points, indexes) | _tables((low for low, _ in keys.write_ranges), indexes)
     needs = READER if prepared.readonly else WRITER
-    rights.check(_Does("COMMIT", needs, frozenset(reads), frozenset(written)))
+    rights.check(_AsStatement("COMMIT", needs, frozenset(reads), frozenset(written)))
 
 
 def _tables(keys: Iterable[bytes], indexes: Mapping[str, str]) -> set[str]:

@@ -4,7 +4,7 @@ The functions exist in the program's process only, for statements that run there
 resulting rows and keys.
 
 A definition of the schema may call a function of SQLite or of the nodes' plugins. Rows that the program has made with
-another function of this name would not fit the tables of the nodes. So SQLite's own functions stay in place, and a
+another function of that name would not fit the nodes' tables. So a program cannot replace SQLite's own functions, and a
 statement that names a function or collation of a plugin runs at the node.
 """
 
@@ -22,22 +22,22 @@ from bedrockish.access_sets.definitions import folded
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.errors import SqlError
 
-_of_plugins: "weakref.WeakKeyDictionary[apsw.Connection, frozenset[str]]" = weakref.WeakKeyDictionary()
+_plugin_names: "weakref.WeakKeyDictionary[apsw.Connection, frozenset[str]]" = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class Registration:
     """A registration of a function, a collation or a handler of the program."""
 
-    what: tuple[str | int, ...]  # a later registration with an equal ``what`` takes the place of this one
+    key: tuple[str | int, ...]  # a later registration with an equal key replaces this one
     register: Callable[[apsw.Connection], None]
 
     def __call__(self, db: apsw.Connection) -> None:
         """Register it on a connection, unless its name belongs to SQLite or to a plugin."""
-        match self.what:
-            case "function" | "collation", name, *_ if name in _of_plugins.get(db, ()):
+        match self.key:
+            case "function" | "collation", name, *_ if name in _plugin_names.get(db, ()):
                 return
-            case "function", str(name), int(arguments) if _is_sqlites(name, arguments):
+            case "function", str(name), int(arguments) if _is_sqlite_function(name, arguments):
                 return
         self.register(db)
 
@@ -49,23 +49,23 @@ def leave_to_plugins(db: apsw.Connection) -> None:
         db: a new connection to the node's file.
     """
     names = frozenset(json.loads(system.get_meta(db, system.PLUGIN_NAMES) or "[]"))
-    _of_plugins[db] = names
-    for name, arguments in _sqlites() if names else ():
+    _plugin_names[db] = names
+    for name, arguments in _sqlite_functions() if names else ():
         if name in names:
             db.create_scalar_function(name, None, arguments)
 
 
 @cache
-def _sqlites() -> frozenset[tuple[str, int]]:
+def _sqlite_functions() -> frozenset[tuple[str, int]]:
     """Return SQLite's functions, each with its number of arguments or -1."""
     with closing(apsw.Connection(":memory:")) as db:
         return frozenset(db.execute("SELECT name, narg FROM pragma_function_list WHERE builtin"))
 
 
-def _is_sqlites(name: str, arguments: int) -> bool:
+def _is_sqlite_function(name: str, arguments: int) -> bool:
     if arguments < 0:
-        return any(name == one for one, _ in _sqlites())
-    return (name, arguments) in _sqlites() or (name, -1) in _sqlites()
+        return any(name == one for one, _ in _sqlite_functions())
+    return (name, arguments) in _sqlite_functions() or (name, -1) in _sqlite_functions()
 
 
 class ProgramError(SqlError):
@@ -74,7 +74,7 @@ class ProgramError(SqlError):
     code = "function_raised"
 
 
-def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, deterministic: bool) -> Give:
+def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, deterministic: bool) -> Registration:
     """Return the registration of a function; None removes it."""
 
     def result(*values: Any) -> Any:
@@ -83,14 +83,17 @@ def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, de
 
     given = None if function is None else _guarded(result, "user-defined function raised exception")
 
-    def give(db: apsw.Connection) -> None:
+    def register(db: apsw.Connection) -> None:
         db.create_scalar_function(name, given, arguments, deterministic=deterministic)
 
-    return Give(("function", folded(name), arguments), give)
+    return Registration(("function", folded(name), arguments), register)
 
 
 class _Instance:
-    """An aggregate of a program. As in ``sqlite3``, the first row makes its object; without rows, its value is NULL."""
+    """One call of an aggregate of a program.
+
+    As in ``sqlite3``, the first row makes its object; without rows, it is NULL.
+    """
 
     def __init__(self, cls: Any) -> None:
         self._cls, self._made = cls, None
@@ -110,22 +113,22 @@ class _Instance:
             raise _failure(error, f"user-defined aggregate's '{method}' method raised error") from error
 
 
-def aggregate(name: str, arguments: int, cls: Any) -> Give:
+def aggregate(name: str, arguments: int, cls: Any) -> Registration:
     """Return the registration of an aggregate: a class with ``step`` and ``finalize``; None removes it."""
 
-    def give(db: apsw.Connection) -> None:
+    def register(db: apsw.Connection) -> None:
         db.create_aggregate_function(name, _beginning(cls, "step", "finalize"), arguments)
 
-    return Give(("function", folded(name), arguments), give)
+    return Registration(("function", folded(name), arguments), register)
 
 
-def window(name: str, arguments: int, cls: Any) -> Give:
+def window(name: str, arguments: int, cls: Any) -> Registration:
     """Return the registration of a window function: ``step``, ``inverse``, ``value``, ``finalize``; None removes it."""
 
-    def give(db: apsw.Connection) -> None:
+    def register(db: apsw.Connection) -> None:
         db.create_window_function(name, _beginning(cls, "step", "finalize", "value", "inverse"), arguments)
 
-    return Give(("function", folded(name), arguments), give)
+    return Registration(("function", folded(name), arguments), register)
 
 
 def _beginning(cls: Any, *methods: str) -> Callable[[], Any] | None:
@@ -140,16 +143,16 @@ def _beginning(cls: Any, *methods: str) -> Callable[[], Any] | None:
 End = Callable[[], None]
 
 
-def progress(handler: Callable[[], Any] | None, steps: int, ending: Callable[[], End | None]) -> Give:
-    """Return the registration of a progress handler: it is called while a statement runs; a true result interrupts it.
+def progress(handler: Callable[[], Any] | None, steps: int, ending: Callable[[], End | None]) -> Registration:
+    """Return the registration of a progress handler, which is called while a statement runs, and may interrupt it.
 
     Args:
-        handler: the progress handler; None removes it.
+        handler: the progress handler; a true result interrupts the statement. None removes the handler.
         steps: SQLite's virtual machine instructions between two calls.
         ending: returns a function that ends the program's statement; None while an internal statement runs.
     """
 
-    def give(db: apsw.Connection) -> None:
+    def register(db: apsw.Connection) -> None:
         of = weakref.ref(db)
 
         def ask() -> bool:
@@ -161,10 +164,10 @@ def progress(handler: Callable[[], Any] | None, steps: int, ending: Callable[[],
 
         db.set_progress_handler(None if handler is None or steps <= 0 else ask, max(steps, 1), id="program")
 
-    return Give(("progress",), give)
+    return Registration(("progress",), register)
 
 
-def collation(name: str, compare: Callable[[str, str], int] | None) -> Give:
+def collation(name: str, compare: Callable[[str, str], int] | None) -> Registration:
     """Return the registration of a collation; None removes it."""
 
     def sign(left: str, right: str) -> int:
@@ -174,10 +177,10 @@ def collation(name: str, compare: Callable[[str, str], int] | None) -> Give:
 
     given = None if compare is None else _guarded(sign, "the collation raised exception")
 
-    def give(db: apsw.Connection) -> None:
+    def register(db: apsw.Connection) -> None:
         db.create_collation(name, given)
 
-    return Give(("collation", folded(name)), give)
+    return Registration(("collation", folded(name)), register)
 
 
 def _storable(value: Any) -> Any:
@@ -191,18 +194,18 @@ def _storable(value: Any) -> Any:
     return value
 
 
-def _guarded(function: Callable[..., Any], told: str) -> Callable[..., Any]:
+def _guarded(function: Callable[..., Any], text: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:
-            raise _failure(error, told) from error
+            raise _failure(error, text) from error
 
     return call
 
 
-def _failure(error: Exception, told: str) -> ProgramError:
+def _failure(error: Exception, text: str) -> ProgramError:
     """Return the error of a function that raised ``error``; as in ``sqlite3``, an OverflowError has its own text."""
     if isinstance(error, OverflowError):
         return ProgramError("string or blob too big", sqlite=apsw.SQLITE_TOOBIG)
-    return ProgramError(told)
+    return ProgramError(text)

@@ -36,7 +36,7 @@ from bedrockish.local import connections
 from bedrockish.local.attached import Attached
 from bedrockish.local.open_results import OpenResult, OpenResults, RunningRead
 from bedrockish.local.page import SILENT_NS, Published, PublishedFacts, now_ns
-from bedrockish.local.program_functions import End, Give, ProgramError, leave_to_plugins
+from bedrockish.local.program_functions import End, ProgramError, Registration, leave_to_plugins
 from bedrockish.local.snapshots import (
     DURABLE_S,
     FileSnapshots,
@@ -91,9 +91,11 @@ class LocalReads:
         self.lock = threading.RLock()
         # Ends old open transactions; called twice in ``IDLE_S``, by the thread that releases idle snapshots.
         self.on_tick: Callable[[], None] = lambda: None
-        self.given: dict[object, Give] = {}  # registrations of the program's functions, each by ``Give.what``
+        # The registrations of the program's functions, by ``Registration.key``.
+        self.registrations: dict[object, Registration] = {}
         self.attached = Attached()  # the files that the session has attached
-        self.on_given: Callable[[Give], None] = lambda _: None  # called with each new registration of a function
+        # Called with each new registration of a function.
+        self.on_registration: Callable[[Registration], None] = lambda _: None
         self._snapshots = FileSnapshots(database, self._prepare, self._is_late)
         self._until = _FOREVER  # the deadline of the running read
         self._is_left: Callable[[], bool] = _never
@@ -155,7 +157,7 @@ class LocalReads:
         """
         self._see = see
         with self.lock:
-            self._snapshots.belong(cluster_id)
+            self._snapshots.bind_to_cluster(cluster_id)
 
     def note_commit(self, place: tuple[str, int], clock: int) -> None:
         """Let the later reads of all sessions of this process see a commit of this session.
@@ -166,12 +168,12 @@ class LocalReads:
 
     def _prepare(self, db: apsw.Connection) -> None:
         leave_to_plugins(db)
-        for given in list(self.given.values()):
+        for given in list(self.registrations.values()):
             given(db)
         self.attached.apply_to(db)
         KEEPER.add(self)  # starts the keeper's thread if it does not run: a fork does not copy the thread
 
-    def give(self, given: Give) -> None:
+    def register(self, given: Registration) -> None:
         """Register a function or collation of the program on all present and future connections.
 
         Raises:
@@ -186,9 +188,9 @@ class LocalReads:
                 except apsw.Error as error:
                     raise SqlError(f"Error creating function: SQLite does not take it ({error})") from error
                 reader.forget_texts()
-            self.given[given.what] = given
+            self.registrations[given.key] = given
             self._results.prepare_again()
-        self.on_given(given)
+        self.on_registration(given)
 
     def attach(self, order: Order) -> None:
         """Attach a file read-only, or detach it, on all connections of the session.
@@ -369,7 +371,7 @@ class LocalReads:
             snapshots.end()
         if moment is not self._told[0] or token is not self._told[1]:
             self._told = moment, token, seen_by(moment, token)
-        is_plain = not (snapshots.pins or self.user or snapshots.is_log_ending or self.given)
+        is_plain = not (snapshots.pins or self.user or snapshots.is_log_ending or self.registrations)
         if self._told[2] is token and is_plain and reader is snapshots.readers[0]:  # it is not lent
             published = snapshots.published
             assert published is not None
@@ -413,7 +415,7 @@ class LocalReads:
 
         If the statement must end now, add these rows to ``rows``, and return None.
         """
-        names = [given.what[1] if len(given.what) > 1 else "" for given in self.given.values()]
+        names = [given.key[1] if len(given.key) > 1 else "" for given in self.registrations.values()]
         self._known = None  # first: if the handler of a signal raises, no read may use the lent connection
         running = self._results.open(reader, sql, names)
         if running is None:
@@ -554,11 +556,11 @@ class LocalReads:
         parts = None
         if self.lock.acquire(blocking=False):
             try:
-                is_own = self.given or self.attached.version or self._results.running or self._snapshots.pins
+                is_own = self.registrations or self.attached.version or self._results.running or self._snapshots.pins
                 if not (is_own or self._is_running):
                     with suppress(UnavailableError):  # no thread would close the connections
                         KEEPER.add(connections.KEPT)
-                        parts, self._snapshots.is_closed = self._snapshots.leave(), True
+                        parts, self._snapshots.is_closed = self._snapshots.release_connections(), True
             finally:
                 self.lock.release()
         self.close()

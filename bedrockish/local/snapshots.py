@@ -33,12 +33,12 @@ from bedrockish.sqltext.session_settings import LIKE, NONE, split_settings
 from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
 
-TEXTS_MAX, TEXTS_BYTES = 2_000, 4 << 20  # the most compiled texts that are remembered, and their approximate bytes
+TEXTS_MAX, TEXTS_BYTES = 2_000, 4 << 20  # the most compiled texts in the cache, and their approximate bytes
 AGAIN_S = 0.1  # seconds between two attempts to open the file
 DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
 PINNED_S = 60.0  # seconds without a read after which the snapshot of a ``snapshot`` block is released
-MEASURED, LONG_S = 16, 0.0003  # one of this many runs is measured; a text that takes more seconds is long
-# The rows that are read before a part of a result is measured, and the most rows and the approximate bytes of a part.
+MEASURE_EVERY, LONG_S = 16, 0.0003  # one of this many runs is timed; a text that takes more seconds is long
+# The rows from which the size of a row is estimated, and the most rows and the approximate bytes of a part of a result.
 FIRST, PART_ROWS, PART_BYTES = 16, 1_000, 1 << 20
 STEPS = 4_000  # SQLite's virtual machine instructions between two checks of the deadline
 _WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
@@ -106,9 +106,9 @@ class ReadConnection:
         return None if piece is None or piece.whole_schema or piece.settings else piece
 
     def fetch(self, sql: str, params: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], bool]:
-        """Run a statement; return its first rows, and whether there may be more. Now and then, note if it is long."""
+        """Run a statement; return its first rows, and whether there may be more. Time one of ``MEASURE_EVERY`` runs."""
         self._fetched += 1
-        if self._fetched % MEASURED:
+        if self._fetched % MEASURE_EVERY:
             return next_rows(self.execute(sql, params))
         began = monotonic()
         found = next_rows(self.execute(sql, params))
@@ -184,9 +184,9 @@ _noting = threading.Lock()  # held while ``_commits`` changes
 def note_commit(origin: Origin, place: tuple[str, int], clock: int) -> None:
     """Remember a commit of this process; ``clock`` is that of the token after the commit.
 
-    A program with several connections to a SQLite file sees the commits of each on all others. Otherwise a connection
-    could still show an older snapshot, while the newest one is not durable yet. Without the clock, no node could tell
-    whether it has all commits of a leader that has lost its file.
+    A program with several connections to a SQLite file sees the commits of each one on all others. Without this record,
+    a connection could still show an older snapshot while the newest one is not durable. Without the clock, no node
+    could tell whether it has all commits of a leader that has lost its file.
     """
     leader, tick = place
     if tick > _commits.get(origin, _NONE).vector.get(leader, 0):
@@ -217,10 +217,10 @@ class Parts:
         except BedrockishError:
             return False
         is_alive = facts.mode <= READING and now_ns() - facts.heartbeat <= SILENT_NS
-        return is_alive and (facts.generation, facts.since) == (of.generation, of.since)
+        return is_alive and (facts.generation, facts.process_start) == (of.generation, of.process_start)
 
     def close(self) -> None:
-        """Close the connections and the page, whatever has failed on them."""
+        """Close the connections and the page; ignore errors of SQLite."""
         for reader in self.readers:
             with suppress(apsw.Error):
                 reader.close()
@@ -246,11 +246,11 @@ class FileSnapshots:
         readers: the first holds the snapshot for reads, the second the next snapshot; empty while the file is closed.
         cluster_id: returns the id of the session's cluster; empty while the session is bound to none.
         origin: the file and its cluster, from the first opening on.
-        compared: the commits of this process with which ``newest`` last compared a snapshot.
+        compared: the commits of this process with which ``newest`` last compared a snapshot (``commits``).
         pins: the ``snapshot`` blocks that the program is in. They are weak references: if the handler of a signal
             raises while a block begins or ends, its pin is dropped with the block.
         is_read: whether there was a read since the last ``release_idle``.
-        is_log_ending: whether to release the snapshot after each read, because it keeps the log from starting over.
+        is_log_ending: whether to release the snapshot after each read, because it keeps the log from a restart.
         is_closed: whether the session is closed.
     """
 
@@ -301,9 +301,9 @@ class FileSnapshots:
         return True
 
     def take_over(self, parts: Parts) -> bool:
-        """Use the connections of a closed session; return False if they are not to the file that the node serves now.
+        """Use the connections of a closed session; return False if the node does not serve their file now.
 
-        The session has no functions, no attached files and no cluster yet.
+        This session must have no functions, no attached files and no cluster yet.
         """
         try:
             facts = parts.published.facts()
@@ -319,8 +319,8 @@ class FileSnapshots:
         self.published, self.readers = parts.published, parts.readers
         return True
 
-    def leave(self) -> Parts | None:
-        """Return the connections, without snapshots, for another session; None if they are not to the present file."""
+    def release_connections(self) -> Parts | None:
+        """Give up the connections, and return them, without snapshots, for another session; None if they are stale."""
         published, readers = self.published, self.readers
         if published is None or not readers:
             return None
@@ -350,7 +350,7 @@ class FileSnapshots:
             check_cluster(f"the file {self._database}", found, mine)
         self.origin = self._database, found
 
-    def belong(self, cluster_id: Callable[[], str]) -> None:
+    def bind_to_cluster(self, cluster_id: Callable[[], str]) -> None:
         """Bind the session to a cluster, now and whenever the file is opened again.
 
         Raises:
@@ -363,7 +363,7 @@ class FileSnapshots:
     def facts(self) -> PublishedFacts | None:
         """Return the facts that the node publishes; None while no node serves the file."""
         try:
-            if self.readers and self.published is not None and not self.is_of(self.published.facts()):
+            if self.readers and self.published is not None and not self.has_opened(self.published.facts()):
                 self._close_readers()
             if self.is_closed or (not self.readers and not self._open()) or self.published is None:
                 return None
@@ -371,10 +371,10 @@ class FileSnapshots:
         except BedrockishError:
             return None
 
-    def is_of(self, facts: PublishedFacts) -> bool:
+    def has_opened(self, facts: PublishedFacts) -> bool:
         """Return whether the connections were opened under the generation of ``facts``."""
         of = self.readers[0].facts
-        return (facts.generation, facts.since) == (of.generation, of.since)
+        return (facts.generation, facts.process_start) == (of.generation, of.process_start)
 
     def _close_readers(self) -> None:
         """Close the connections, because the node is gone, or serves another file."""
@@ -417,7 +417,7 @@ class FileSnapshots:
         published = self.published
         assert published is not None
         facts = published.facts()
-        if facts.mode > READING or now_ns() - facts.heartbeat > SILENT_NS or not self.is_of(facts):
+        if facts.mode > READING or now_ns() - facts.heartbeat > SILENT_NS or not self.has_opened(facts):
             self._close_readers()  # the node has stopped, repairs its tables, or has exchanged its file
             if self.pins:
                 raise ResultLostError("the node has stopped or exchanged its file, and the snapshot with it; try again")
@@ -479,7 +479,7 @@ class FileSnapshots:
         assert published is not None
         try:
             facts = published.facts()
-            if not self.is_of(facts):  # the node has exchanged its file
+            if not self.has_opened(facts):  # the node has exchanged its file
                 return None
             made = self._connect(published, facts)
             made.end()

@@ -11,7 +11,7 @@ from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, TemporaryLostError
-from bedrockish.local.program_functions import Give
+from bedrockish.local.program_functions import Registration
 from bedrockish.local.transaction import LocalTransaction
 from bedrockish.local.transactions import LocalTransactions
 from bedrockish.local.workspace_pool import FileWorkspace, raise_node_needed
@@ -37,10 +37,10 @@ class WithTemporary(LocalTransaction):
         moment: FileMoment,  # the moment of the snapshot that the workspace holds
         before: LocalTransaction | None,  # the same transaction, if it began before the session had TEMP objects
     ) -> None:
-        self._like = None if before is None else before.work_at(moment)
+        self._work_before = None if before is None else before.work_at(moment)
         super().__init__(owner.pool, file_workspace, request, moment)
         self.log = None
-        if before is not None and self._like is None:
+        if before is not None and self._work_before is None:
             try:
                 self._run_again(before)
             except BaseException:
@@ -50,8 +50,8 @@ class WithTemporary(LocalTransaction):
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:
         workspace = self._file_workspace.workspace
         assert isinstance(workspace, TemporaryWorkspace)
-        if self._like is not None:
-            work.follow(self._like)
+        if self._work_before is not None:
+            work.follow(self._work_before)
         self._running = running = TemporaryTransaction(workspace, work, raise_node_needed)
         running.may_read_system = self.request.read != STRICT
         self._work = work
@@ -77,14 +77,14 @@ class WithTemporary(LocalTransaction):
                 told = self.run(logged.statement)
             except BedrockishError as error:
                 failure = error.message
-            same = same and told == logged.told and failure == logged.failure
+            same = same and told == logged.result and failure == logged.failure
         if not same:
             raise ConflictError(
                 "the transaction has created its first TEMP object, and another one has changed rows that it had read; "
                 "it did not happen: run it again, or create the TEMP object first"
             )
 
-    def decide(self, error: BaseException | None) -> None:
+    def end_commit(self, error: BaseException | None) -> None:
         """Keep the changes of TEMP tables if COMMIT succeeded; roll them back if it failed.
 
         If the outcome of COMMIT is unknown, drop all TEMP objects of the session.
@@ -97,7 +97,7 @@ class WithTemporary(LocalTransaction):
             )
             self._running.close(is_lost=not is_known)
 
-    def _leave(self) -> None:
+    def _return_workspace(self) -> None:
         """Roll the transaction back; keep the session's workspace."""
         try:
             self._running.close()
@@ -106,7 +106,7 @@ class WithTemporary(LocalTransaction):
             if not isinstance(error, apsw.Error):
                 raise
 
-    def give(self, given: Give) -> None:
+    def register(self, given: Registration) -> None:
         """Do nothing: ``LocalTransactions`` registers functions on the session's workspace."""
 
 

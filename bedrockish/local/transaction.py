@@ -27,7 +27,7 @@ from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, SqlError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local import connections
 from bedrockish.local.leased_ids import GivenIds, IdsNeededError
-from bedrockish.local.program_functions import Give
+from bedrockish.local.program_functions import Registration
 from bedrockish.local.reads import LocalReads, closed, interrupted
 from bedrockish.local.snapshots import seen_by
 from bedrockish.local.thread_turn import TURN
@@ -48,15 +48,15 @@ class ExecutedStatement:
     """An executed statement with its result, or with the text of its error."""
 
     statement: Statement
-    told: Result | None
+    result: Result | None
     failure: str = ""
 
 
 class LocalTransaction:
     """One open transaction of this process. One thread at a time uses it.
 
-    Why so large: Each step ends by its own error, by another thread, or by the handler of a signal, which four flags
-    tell apart.
+    Why so large: A step may end by its own error, by another thread, or by the handler of a signal; four flags
+    distinguish these.
     """
 
     keeps_rows = False  # whether rows of TEMP tables keep the transaction open until the outcome of COMMIT is known
@@ -74,9 +74,9 @@ class LocalTransaction:
         self.log: list[ExecutedStatement] | None = []
         self._logged = 0
         self._ended: BedrockishError | None = None
-        self._is_left = False  # whether the workspace was given back
+        self._is_workspace_returned = False  # whether the workspace was given back
         # False while a statement runs, and after an exception inside a statement, such as one of a signal handler.
-        self._is_whole = True
+        self._is_consistent = True
         self.lock = threading.RLock()  # held by the thread that runs a statement
         self._statement = _Statement(self, pool.reads, pool.ids.given)
         self._moment = moment
@@ -89,8 +89,8 @@ class LocalTransaction:
 
     def _open(self, work: TransactionWork, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
         workspace = self._file_workspace.workspace
-        # With functions of the program, it starts now: a progress handler could end a statement that starts it. Without
-        # a writing connection, it starts now as well: if that fails, it begins at the node.
+        # With functions of the program, start now: otherwise a progress handler could interrupt the start. Without a
+        # writing connection, start now as well: if that fails, the transaction begins at the node.
         is_early = not self._pool.has_own and workspace.lend_for_reads() is not None
         early = EarlyReads(workspace) if is_early else None
         self._work, self._running = work, OverlayTransaction(workspace, work, early=early)
@@ -110,8 +110,8 @@ class LocalTransaction:
             return "which has none of the attached files; detach them before the transaction begins"
         return ""
 
-    def decide(self, error: BaseException | None) -> None:
-        """Handle the outcome of COMMIT, for TEMP tables: ``error`` is None if it succeeded."""
+    def end_commit(self, error: BaseException | None) -> None:
+        """Handle the outcome of COMMIT; a subclass keeps or rolls back TEMP tables. ``error``: None for success."""
 
     @property
     def lastrowid(self) -> int | None:
@@ -124,31 +124,32 @@ class LocalTransaction:
         Raises:
             NodeNeededError: the transaction must move to the node.
             IdsNeededError: ids must be leased; afterwards the caller runs the statement again.
-            BedrockishError: as the node raises it. After a usage error the transaction stays open, unless ``is_over``.
+            BedrockishError: as the node raises it. After a usage error the transaction stays open, unless it
+                ``has_failed``.
         """
-        return self._wholly(partial(self._run_logged, statement))
+        return self._run_step(partial(self._run_logged, statement))
 
-    def _wholly(self, step: Callable[[], T]) -> T:
-        """Run a step, and return its result; the transaction is lost if an exception leaves the step half done.
+    def _run_step(self, step: Callable[[], T]) -> T:
+        """Run a step, and return its result; end the transaction if another exception leaves the step half done.
 
-        The handler of a signal raises its exception, such as ``KeyboardInterrupt``, between any two operations. Then a
-        row may be in the overlay and not among the changes, or the other way round, or missing in ``log``.
+        The handler of a signal may raise its exception, such as ``KeyboardInterrupt``, between any two operations. Then
+        the overlay, the list of changes and ``log`` may not have the same rows.
         """
         try:
             result = step()
         except BedrockishError:
-            self._is_whole = True
+            self._is_consistent = True
             raise
         except BaseException:
-            self._lose()
+            self._end_inconsistent()
             raise
-        self._is_whole = True
+        self._is_consistent = True
         return result
 
-    def _lose(self) -> None:
-        """End the transaction after a step that was left half done."""
+    def _end_inconsistent(self) -> None:
+        """End the transaction, because a step was left half done."""
         with self.lock:
-            self._is_whole = self._statement.is_running = False
+            self._is_consistent = self._statement.is_running = False
             self._file_workspace.workspace.is_broken = True
             self.end(interrupted())
 
@@ -156,7 +157,7 @@ class LocalTransaction:
         try:
             with self.lock, self._statement:
                 self._check_open()
-                self._is_whole = False
+                self._is_consistent = False
                 try:
                     result = self._run(statement)
                 except IdsNeededError:
@@ -169,7 +170,7 @@ class LocalTransaction:
             raise NodeNeededError(error.message) from error
         except IdsNeededError:
             raise
-        except UnsupportedError as error:  # the node raises the same error, or can run the statement
+        except UnsupportedError as error:  # the node runs the statement, or raises the same error
             if self._why_not_movable:
                 raise
             raise NodeNeededError(error.message) from error
@@ -187,7 +188,7 @@ class LocalTransaction:
     def run_again(
         self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool = False
     ) -> Result | None:
-        """Run a text that has run here before; this is quicker than ``run``. Return None if ``run`` must run it.
+        """Run a text that has run here before, faster than ``run`` does; return None if ``run`` must run it.
 
         Args:
             values: parameters that SQLite stores without conversion.
@@ -198,10 +199,10 @@ class LocalTransaction:
         """
         notice_fork()
         # Only ``run`` handles a progress handler that ends a statement, and functions of the program that fail.
-        if self.keeps_rows or self._pool.has_own or not self._is_whole:
+        if self.keeps_rows or self._pool.has_own or not self._is_consistent:
             return None
         with TURN:
-            return self._wholly(partial(self._run_known, sql, values, only_brief=only_brief))
+            return self._run_step(partial(self._run_known, sql, values, only_brief=only_brief))
 
     def run_brief(self, statement: Statement) -> Result | None:
         """Run a statement as ``run_again`` does if it takes some microseconds with any rows; else return None.
@@ -220,7 +221,7 @@ class LocalTransaction:
                     stand_still()
                 if self._ended is not None:
                     return None
-                self._is_whole = False
+                self._is_consistent = False
                 ids = self._pool.ids
                 ids.given.ids.clear()
                 result = self._running.run_again(sql, values, RESULT_BYTES, only_brief=only_brief)
@@ -246,13 +247,13 @@ class LocalTransaction:
         """
         if self.keeps_rows:  # if SQLite rolls back the transaction, rows of TEMP tables cannot be made again
             return [], len(statements)
-        return self._wholly(partial(self._run_alike, statements, first))
+        return self._run_step(partial(self._run_alike, statements, first))
 
     def _run_alike(self, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
         given = self._pool.ids.given
         with self.lock, self._statement:
             self._check_open()
-            self._is_whole = False
+            self._is_consistent = False
             found, alone = self._running.run_alike(statements, first)
             if not found:
                 self._pool.ids.take_back_given()
@@ -279,7 +280,7 @@ class LocalTransaction:
             UnsupportedError: the statement does not only read, or no read set covers its reads.
             BedrockishError: see ``run``.
         """
-        return self._wholly(partial(self._read, statement))
+        return self._run_step(partial(self._read, statement))
 
     def _read(self, statement: Statement) -> Result:
         with self.lock, self._statement:
@@ -292,14 +293,14 @@ class LocalTransaction:
         if self.log is None:
             return
         self.log.append(one)
-        if one.told is not None:
-            self._logged += sum(len(row) for row in one.told.rows) * 16
+        if one.result is not None:
+            self._logged += sum(len(row) for row in one.result.rows) * 16
         if len(self.log) > LOG_MAX or self._logged > LOG_BYTES:
             self.log = None
 
     @property
-    def is_over(self) -> bool:
-        """Whether SQLite itself has rolled the transaction back because of a statement."""
+    def has_failed(self) -> bool:
+        """Whether the transaction can only be rolled back, for example because SQLite has ended it."""
         return self._work.has_failed
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
@@ -308,12 +309,12 @@ class LocalTransaction:
         Raises:
             SqlError: SQLite does not accept the statement.
         """
-        return self._wholly(partial(self._columns, statement))
+        return self._run_step(partial(self._columns, statement))
 
     def _columns(self, statement: Statement) -> list[dict[str, Any]]:
         with self.lock:
             self._check_open()
-            self._is_whole = False
+            self._is_consistent = False
             return self._running.columns(statement)
 
     def finish(self) -> Prepared:
@@ -324,7 +325,7 @@ class LocalTransaction:
             UnavailableError: the node has stopped, or has exchanged its file, since the transaction began.
         """
         with TURN:
-            return self._wholly(self._finish)
+            return self._run_step(self._finish)
 
     def finish_small(self) -> Prepared | None:
         """Return the transaction as ``finish`` does, if it has few keys and rows; otherwise return None."""
@@ -334,16 +335,16 @@ class LocalTransaction:
     def _finish(self) -> Prepared:
         with self.lock, self._statement:
             self._check_open()
-            self._is_whole = False
+            self._is_consistent = False
             self._pool.check_generation(self._file_workspace.facts)
             return self._running.finish()
 
     def needs_no_certificate(self) -> bool:
-        """Return whether the transaction has run known reads only: one durable snapshot answers all of them."""
+        """Return whether COMMIT needs no question to the node: it has run known reads only, on one durable snapshot."""
         if self.request.read == STRICT:
             return False
         with self.lock:
-            is_usable = self._ended is None and self._is_whole and not self.is_over
+            is_usable = self._ended is None and self._is_consistent and not self.has_failed
             return is_usable and self._running.early is not None and self._pool.still_serves(self._file_workspace.facts)
 
     def give_ids_back(self) -> None:
@@ -354,8 +355,8 @@ class LocalTransaction:
     def end(self, error: BedrockishError | None = None) -> None:
         """Roll the transaction back and return its workspace; do nothing if it has ended already.
 
-        Interrupt a statement that another thread runs, so that it raises ``error``; also a statement of this thread
-        that is calling the program, for example its progress handler.
+        A statement that another thread runs is interrupted, and raises ``error``; so is a statement of this thread that
+        is calling the program, for example its progress handler.
         """
         error = error or UnavailableError("the transaction is over; begin another one")
         with connections.lock_interrupting(self.lock, lambda: self.stop(error)):
@@ -364,26 +365,26 @@ class LocalTransaction:
                 if self._statement.is_running:
                     self.stop(error)
             if not self._statement.is_running:
-                self.leave_ended()
+                self.return_workspace_if_ended()
         TURN.leave()
 
-    def leave_ended(self) -> None:
+    def return_workspace_if_ended(self) -> None:
         """Return the workspace, once, if the transaction was ended; called when no statement of it runs any more."""
-        if self._ended is not None and not self._is_left:
-            self._is_left = True
-            self._leave()
+        if self._ended is not None and not self._is_workspace_returned:
+            self._is_workspace_returned = True
+            self._return_workspace()
 
-    def _leave(self) -> None:
+    def _return_workspace(self) -> None:
         self._running.break_cycle()
         self._pool.give_back(self._file_workspace)
 
     def abandon(self) -> None:
         """Refuse further statements in this process, because the transaction belongs to its parent."""
-        self._ended, self._is_left = closed(), True
+        self._ended, self._is_workspace_returned = closed(), True
 
     def _check_open(self) -> None:
-        if not self._is_whole:
-            self._lose()
+        if not self._is_consistent:
+            self._end_inconsistent()
         if self._ended is not None:
             raise self._ended
 
@@ -397,7 +398,7 @@ class LocalTransaction:
         finally:
             self.lock.release()
 
-    def give(self, given: Give) -> None:
+    def register(self, given: Registration) -> None:
         """Register a function or collation of the program on the connections of the transaction."""
         with self.lock:
             if self._ended is not None:
@@ -411,7 +412,7 @@ class LocalTransaction:
             given(self._running.db)
 
     def interrupt(self) -> None:
-        """Interrupt the statement that another thread runs; the transaction is lost."""
+        """Interrupt the statement that another thread runs; the transaction cannot go on."""
         self.stop(interrupted())
 
     def stop(self, error: BedrockishError) -> None:
@@ -423,8 +424,9 @@ class LocalTransaction:
 class _Statement:
     """A context manager around each statement of a transaction.
 
-    Within it the program's progress handler is called, and the transaction keeps the row ids of the statement.
-    An error of SQLite that the engine has not translated becomes an error of the client; the transaction is lost.
+    Within it the program's progress handler is called, and the transaction records the row ids of the statement. An
+    error of SQLite that the engine has not translated becomes an error of the client, and the workspace is not used any
+    more.
     """
 
     __slots__ = ("_file_workspace", "_given", "_ids", "_of", "_reads", "is_running", "stopped")
@@ -460,7 +462,7 @@ class _Statement:
         self.is_running = False
         self._ids += self._given.ids
         if (one := self._of()) is not None:
-            one.leave_ended()
+            one.return_workspace_if_ended()
         if isinstance(error, apsw.Error):
             raise self._failed(error) from error
 

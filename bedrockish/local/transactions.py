@@ -20,7 +20,7 @@ from bedrockish.engine.execution.temporary import TemporaryWorkspace
 from bedrockish.engine.storage.moment_row import FileMoment
 from bedrockish.errors import BedrockishError, DeadlineError, TemporaryLostError, UnavailableError, UnsupportedError
 from bedrockish.local import connections
-from bedrockish.local.program_functions import Give, ProgramError
+from bedrockish.local.program_functions import ProgramError, Registration
 from bedrockish.local.reads import LocalReads, closed
 from bedrockish.local.thread_turn import TURN
 from bedrockish.local.transaction import LocalTransaction
@@ -52,17 +52,17 @@ class LocalTransactions:
         self.is_closed = False  # whether the session is closed
         self._open: dict[str, LocalTransaction] = {}
         self._inherited: frozenset[str] = frozenset()  # commands of the transactions that are open in the parent
-        reads.on_tick, reads.on_given = self.end_late, self._register
+        reads.on_tick, reads.on_registration = self.end_late, self._register
         watch_forks(self)
         wait_at_forks(self)
 
-    def _register(self, given: Give) -> None:
+    def _register(self, given: Registration) -> None:
         """Register a function of the program on open transactions; close idle workspaces, which lack the function."""
         self.pool.close_idle()
         if self._temporary is not None:
             self._temporary.workspace.register(given)
         for one in list(self._open.values()):
-            one.give(given)
+            one.register(given)
 
     def begin_at_once(self, request: Request) -> LocalTransaction | None:
         """Begin a transaction as ``begin`` does if a workspace and a durable snapshot are ready; otherwise return None.
@@ -166,7 +166,7 @@ class LocalTransactions:
     @property
     def has_functions(self) -> bool:
         """Whether the program has registered functions, collations or a progress handler."""
-        return bool(self._reads.given)
+        return bool(self._reads.registrations)
 
     def has_temporary(self, name: str) -> bool:
         """Return whether this process holds the TEMP objects of this name."""
@@ -195,7 +195,7 @@ class LocalTransactions:
         published, facts = (None, None) if self.is_closed else self.pool.serving()
         file_workspace = self._temporary if self.has_temporary(request.temporary) else None
         if file_workspace is not None and (
-            published is None or facts is None or not file_workspace.is_of(facts) or file_workspace.is_broken
+            published is None or facts is None or not file_workspace.has_opened(facts) or file_workspace.is_broken
         ):
             self.lose_temporary()
             raise TemporaryLostError(

@@ -42,7 +42,7 @@ class NodeNeededError(UsageError):
 
 
 class FileWorkspace:
-    """A workspace, and the files that were opened for it under one generation of the node's page."""
+    """A workspace and its connections, which were opened under one generation of the node's page."""
 
     def __init__(
         self, pool: "WorkspacePool", published: Published, facts: PublishedFacts, *, has_temporary: bool = False
@@ -54,7 +54,7 @@ class FileWorkspace:
         reader = self._connect()
         try:
             self._wal = io.FileIO(published.database + "-wal")
-            # An exception of a signal's handler may leave the log without an owner that closes it.
+            # If the handler of a signal raises here, no other code closes the log.
             weakref.finalize(self, self._wal.close)
             self.schema = pool.schema(reader, facts, -1)  # read before the ROLLBACK, and so from one snapshot
             reader.execute("ROLLBACK")
@@ -96,9 +96,9 @@ class FileWorkspace:
             self.workspace.register(attached.apply_to)
             self._attached = attached.version
 
-    def is_of(self, facts: PublishedFacts) -> bool:
+    def has_opened(self, facts: PublishedFacts) -> bool:
         """Return whether the workspace's files are those of the page's present generation."""
-        return (self.facts.generation, self.facts.since) == (facts.generation, facts.since)
+        return (self.facts.generation, self.facts.process_start) == (facts.generation, facts.process_start)
 
     @property
     def is_broken(self) -> bool:
@@ -151,12 +151,12 @@ class WorkspacePool:
     @property
     def has_own(self) -> bool:
         """Whether the session has functions or attached files, which the node does not have."""
-        return bool(self.reads.given) or self.attached.has_any
+        return bool(self.reads.registrations) or self.attached.has_any
 
     def prepare(self, db: apsw.Connection) -> None:
         """Register the program's functions on a connection, and attach the session's files to it."""
         leave_to_plugins(db)
-        for given in list(self.reads.given.values()):  # another thread may register one
+        for given in list(self.reads.registrations.values()):  # another thread may register one
             given(db)
         self.attached.apply_to(db)
 
@@ -176,7 +176,7 @@ class WorkspacePool:
                 file_workspace = self._idle.pop() if self._idle else None
             if file_workspace is None:
                 return FileWorkspace(self, published, facts) if may_connect else None
-            if file_workspace.is_of(facts):
+            if file_workspace.has_opened(facts):
                 return file_workspace
             self.close(file_workspace)
 
@@ -207,7 +207,7 @@ class WorkspacePool:
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSE_MAX_S)
             batch = published.batch(moment.batch)
-            # Either many newer batches were written since, so that the page no longer names this one; or a commit that
+            # Try again: so many newer batches were written that the page has no record of this one, or a commit that
             # the session has seen is not applied here yet.
             if batch is None or (request.read != STALE and not may_see(moment, request.token)):
                 workspace.end()
@@ -252,7 +252,7 @@ class WorkspacePool:
     def still_serves(self, facts: PublishedFacts) -> bool:
         """Return whether the node still serves the file on which a transaction has run."""
         _, now = self.serving()
-        return now is not None and (now.generation, now.since) == (facts.generation, facts.since)
+        return now is not None and (now.generation, now.process_start) == (facts.generation, facts.process_start)
 
     def check_generation(self, facts: PublishedFacts) -> None:
         """Check that the node still serves the file on which a transaction has run.
@@ -267,7 +267,7 @@ class WorkspacePool:
             )
 
     def give_back(self, file_workspace: FileWorkspace) -> None:
-        """Take a workspace back, and keep it for the next transaction or close it."""
+        """Keep a workspace for the next transaction, or close it."""
         try:
             self._keep(file_workspace)
         except BaseException:  # the handler of a signal has raised: no caller will give the workspace back again
@@ -290,7 +290,7 @@ class WorkspacePool:
 
     @staticmethod
     def close(file_workspace: FileWorkspace) -> None:
-        """Close a workspace, whatever has failed on it."""
+        """Close a workspace; ignore errors of its connections."""
         try:
             file_workspace.close()
         except (BedrockishError, apsw.Error, OSError):

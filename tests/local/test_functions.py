@@ -14,7 +14,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, 
 from bedrockish import dbapi
 from bedrockish.engine.storage import system_tables
 from bedrockish.local import connections
-from bedrockish.local.program_functions import Give
+from bedrockish.local.program_functions import Registration
 from bedrockish.local.reads import LocalReads
 from bedrockish.local.workspace_pool import WorkspacePool
 from tools.cluster import LocalCluster, LocalNode
@@ -302,12 +302,12 @@ def test_names_that_differ_in_the_case_of_other_letters_are_two_functions(db: An
 
 def test_function_may_be_registered_while_a_transaction_begins(node: LocalNode) -> None:
     with closing(LocalReads(str(node.database))) as reads:
-        late = Give(("function", "late", 0), lambda _: None)
-        reads.given["early"] = Give(("function", "early", 0), lambda _: reads.give(late))
+        late = Registration(("function", "late", 0), lambda _: None)
+        reads.registrations["early"] = Registration(("function", "early", 0), lambda _: reads.register(late))
         with closing(apsw.Connection(":memory:")) as db:
             system_tables.create(db)
             WorkspacePool(reads).prepare(db)
-        assert reads.given[late.what] is late
+        assert reads.registrations[late.key] is late
 
 
 def test_replaced_function_or_handler_is_not_kept(db: Any, table: str) -> None:

@@ -274,7 +274,7 @@ def test_known_reads_of_several_sessions_take_turns(reading: list[int], monkeypa
 
 
 def test_read_whose_text_was_long_waits_for_no_turn(reading: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MEASURED", 1)
+    monkeypatch.setattr(snapshots, "MEASURE_EVERY", 1)
     monkeypatch.setattr(snapshots, "LONG_S", -1.0)
     until, before = time.monotonic() + LONG_S / 2, len(reading)
     while len(reading) < before + 20:  # a read that began before the patches was not measured by them

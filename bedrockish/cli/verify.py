@@ -27,13 +27,13 @@ def verify(url: str) -> None:
         click.echo(f"DIFFERS: {one}")
     for text in report.skipped:
         click.echo(f"not compared: {text}")
-    for node, why in sorted(report.gone.items()):
+    for node, why in sorted(report.lost_nodes.items()):
         click.echo(f"not asked: {node}: {why}")
-    left = f"; {report.open} rows were being written each time" if report.open else ""
+    left = f"; {report.uncompared} rows were being written each time" if report.uncompared else ""
     said = f"{len(report.differences)} rows differ" if report.differences else "nothing differs"
     nodes = ", ".join(report.nodes)
     click.echo(f"{said}: {report.rows} rows of {report.tables} tables at {nodes} of {members} members{left}")
-    sys.exit(1 if report.differences else 3 if report.gone or report.skipped else 0)
+    sys.exit(1 if report.differences else 3 if report.lost_nodes or report.skipped else 0)
 
 
 async def _compare(url: str) -> tuple[ComparisonReport, int]:
@@ -51,5 +51,5 @@ async def _compare(url: str) -> tuple[ComparisonReport, int]:
             else:
                 asks[node] = ask_range(partial(client.upkeep, timeout=TIMEOUT_S))
         report = await NodeComparison(asks, len(members)).run()
-        report.gone |= gone
+        report.lost_nodes |= gone
         return report, len(members)

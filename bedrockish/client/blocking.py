@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from bedrockish.api.requests import SERIALIZABLE, Params, Rows, check_params, check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking_transaction import BlockingTransaction, commit_at_end
-from bedrockish.client.credentials import ClientCredentials, entry_of
+from bedrockish.client.credentials import ClientCredentials, credentials_of
 from bedrockish.client.cursor import BlockingRowStream
-from bedrockish.client.discovery import in_order
+from bedrockish.client.discovery import in_dial_order
 from bedrockish.client.in_thread import blocking, run
 from bedrockish.client.local_file import open_local
 from bedrockish.client.request_builder import Statements, Where, target_of
@@ -110,7 +110,7 @@ class Connection:
         return self._client.cluster_id
 
     def belong(self, what: str, cluster_id: str) -> None:
-        """Bind the session to the cluster to which a cursor belongs. See ``ClientCore.belong``."""
+        """Bind the session to the cluster with this id; see ``Client.belong``."""
         self._client.belong(what, cluster_id)
 
     @property
@@ -187,16 +187,15 @@ class Connection:
     def read_here(self, sql: str, params: Params, read: str, *, in_parts: bool = False) -> Rows | None:
         """Run a statement in this process, outside of the open transaction; return None if it needs ``execute``.
 
-        With ``in_parts``, the result may have a ``rest``.
-
         ``execute`` is needed if the statement may write, if this connection has no node's file, or if the file may lack
-        commits that the session has seen.
+        commits that the session has seen. With ``in_parts``, the result may be the first part of a long one, whose
+        attribute ``rest`` reads the other rows.
         """
         local, core = self._client.local, self._client._core
         if local is None or core.temporary.name:
             return None
         found = local.read(self._client.as_written(((sql, params),)), read, core.token, in_parts=in_parts)
-        rows = self._client.take_read(found)
+        rows = self._client.note_read(found)
         return None if rows is None else rows[0]
 
     def read_again(
@@ -321,10 +320,10 @@ def connect(url: Where | None = None, *, token: bytes | None = None) -> Connecti
 
 def open_socket_client(target: Target, token: bytes | None, entry: ClientCredentials | None = None) -> SocketClient:
     """Open the client of a connection, for the caller to close. The errors are those of ``connect``."""
-    entry = entry or entry_of(target)
+    entry = entry or credentials_of(target)
     file, client = open_local(target), None
     try:
-        addresses = in_order(target, entry)
+        addresses = in_dial_order(target, entry)
         client = SocketClient(replace(target, addresses=addresses), token, entry)
         if file is not None:
             client.local, client.local_steps = file.reads, file.steps(client)

@@ -18,9 +18,9 @@ from bedrockish_journal.verify.compare_rows import DifferingRow, alike, common, 
 from bedrockish_journal.verify.row_digests import Key, Range, RangeDigest, pack_range, unpack_digest
 
 AskRange = Callable[[Range, Vector | None], Awaitable[RangeDigest]]
-Order = Callable[[Mapping[str, Any]], Awaitable[Any]]  # sends an operator's order to a node, and returns the answer
+Order = Callable[[Mapping[str, Any]], Awaitable[Any]]  # sends an operator's command to a node; returns the answer
 TRIES = 8  # the most comparisons of a range that transactions keep changing
-AGAIN_S = 0.25
+RETRY_S = 0.25
 SHOWN_MAX = 100  # the most differences that are listed
 
 
@@ -29,12 +29,12 @@ class ComparisonReport:
     """The result of a comparison."""
 
     nodes: list[str] = field(default_factory=list)  # the nodes that answered until the end of the comparison
-    gone: dict[str, str] = field(default_factory=dict)  # the nodes that stopped answering, and why
+    lost_nodes: dict[str, str] = field(default_factory=dict)  # the nodes that stopped answering, and why
     tables: int = 0  # number of compared tables
     rows: int = 0  # number of compared rows
     differences: list[DifferingRow] = field(default_factory=list)  # rows that differ, at most ``SHOWN_MAX``
     skipped: list[str] = field(default_factory=list)  # ranges of rows that could not be compared, and why
-    open: int = 0  # number of rows not compared, because transactions wrote them during each try
+    uncompared: int = 0  # number of rows not compared, because transactions wrote them during each try
 
 
 def ask_range(send: Order) -> AskRange:
@@ -62,9 +62,10 @@ class NodeComparison:
         members: int,  # how many members the cluster has
         *,
         limit: int = 1_000,  # the number of rows in a range, at the node that sets the range's end
-        # Called after each range with the number of its rows; may wait, to limit the load.
+        # Called after each range with the number of its rows. It may wait, which limits the load.
         pause: Callable[[int], Awaitable[None]] = _no_pause,
-        tries: int = TRIES,  # 1 if a node applies nothing: at a second try, it would lack the same transactions
+        # The most tries for a range; 1 if a node applies nothing, because it would lack the same transactions again.
+        tries: int = TRIES,
     ) -> None:
         self._nodes = dict(nodes)
         self._members, self._limit, self._pause, self._tries = members, limit, pause, tries
@@ -121,14 +122,14 @@ class NodeComparison:
             left_open, why_not = 0, ""
             for attempt in range(self._tries):
                 if attempt:
-                    await trio.sleep(AGAIN_S)
+                    await trio.sleep(RETRY_S)
                 answers = await self._ask(upto, common(answers))
                 found = compare(asked.table, answers, self._members)
                 left_open, why_not = found.open, found.why_not
                 if found.differences or not (left_open or why_not):
                     report.differences += found.differences[: self._space_left]
                     break
-            report.open += left_open
+            report.uncompared += left_open
             if why_not:
                 what = f"{asked.table} after {asked.after}" if asked.table else "the definitions"
                 report.skipped.append(f"{what}: {why_not}")
@@ -160,7 +161,7 @@ class NodeComparison:
                 self._drop_node(maker, error)
                 maker = next(iter(self._nodes))
             else:
-                if end.unreadable:  # without an end, the other nodes would read the whole remaining table
+                if end.unreadable:  # without an end, the others would read the whole rest of the table
                     return {maker: end}
                 return {maker: end, **await self._ask(Range(asked.table, asked.after, end.last), None, but=maker)}
 
@@ -184,6 +185,6 @@ class NodeComparison:
 
     def _drop_node(self, node: str, error: BedrockishError) -> None:
         del self._nodes[node]
-        self.report.gone[node] = error.message
+        self.report.lost_nodes[node] = error.message
         if len(self._nodes) < 2:
             raise UnavailableError(f"there are not two nodes to compare: {node}: {error.message}")

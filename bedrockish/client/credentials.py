@@ -39,7 +39,8 @@ class ClientCredentials:
         if self.user is None:
             return {}
         password = self.password if self.password is not None else _read_password(self.password_file or "")
-        # A token has a field of its own, because a node of an older release would count it as a wrong password.
+        # A token has a field of its own, so that a node of an older release does not take it
+        # for a wrong password.
         return {"user": self.user, "password" if read_token(password) is None else "token": password}
 
     async def dial(self, address: Address, hello: Hello, seconds: float, limits: LinkLimits) -> "Link":
@@ -48,18 +49,18 @@ class ClientCredentials:
         from bedrockish_net.stream import Link
 
         host, port = address
-        said = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self._login()})
-        shaken = await handshake.dial(host, port, said, seconds, limits, self.ssl_context)
-        return Link(*shaken, limits)
+        with_login = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self._login()})
+        opened = await handshake.dial(host, port, with_login, seconds, limits, self.ssl_context)
+        return Link(*opened, limits)
 
     def dial_socket(self, address: Address, hello: Hello, seconds: float, limits: LinkLimits) -> SocketLink:
         """Open a link without an event loop, in the calling thread. The errors are those of ``socket_link.dial``."""
         host, port = address
-        said = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self._login()})
-        return socket_link.dial(host, port, said, seconds, limits, self.ssl_context)
+        with_login = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self._login()})
+        return socket_link.dial(host, port, with_login, seconds, limits, self.ssl_context)
 
 
-def entry_of(target: Target) -> ClientCredentials:
+def credentials_of(target: Target) -> ClientCredentials:
     """Return the credentials of a URL. If the URL has a user without a password, BEDROCKISH_PASSWORD is the password.
 
     Raises:

@@ -43,7 +43,7 @@ class RowStream:
         self.count = 0
         self._rows: deque[Row] = deque()
         self._fetch: int | None = None  # the call for the next batch
-        self._is_over = True
+        self._has_ended = True
         self._error: BedrockishError | None = None
 
     async def open(self) -> None:
@@ -57,11 +57,11 @@ class RowStream:
         assert isinstance(reply, Answered)
         self.columns = shown_names(rows_of(reply.answer, 1)[0].columns)
         self._request = replace(request, statements=())
-        self._is_over = not reply.answer.more
+        self._has_ended = not reply.answer.more
         self._request_batch()
 
     def _request_batch(self) -> None:
-        if not self._is_over:
+        if not self._has_ended:
             self._fetch = self._calls._begin(Step(0, self._request, FETCH), self._request.timeout_s)
 
     async def batch(self) -> list[Row]:
@@ -84,30 +84,30 @@ class RowStream:
             if self._error is not None:
                 raise self._error
             if self._fetch is None:
-                if self._is_over:
+                if self._has_ended:
                     return False
                 self._request_batch()
                 assert self._fetch is not None
-            # First, because the handler of a signal may raise at any step until the rows are kept.
+            # Set the error first, because the handler of a signal may raise at any step until the rows are kept.
             lost = ClientClosedError("the reading of this result was cancelled; begin again")
             number, self._fetch, self._error = self._fetch, None, lost
             try:
                 reply = await self._calls._wait(number)
                 if isinstance(reply, Answered):
                     self._rows.extend(rows_of(reply.answer, 1)[0].rows)
-                    self._is_over, self._error = not reply.answer.more, None
+                    self._has_ended, self._error = not reply.answer.more, None
             except BedrockishError as error:
                 self._error = _lost(error, self.count)
-                self._is_over = True
+                self._has_ended = True
                 self._close_at_node()
                 raise self._error from error
             except BaseException:
-                self._is_over = True
+                self._has_ended = True
                 self._close_at_node()
                 raise
             if not isinstance(reply, Answered):
                 raise ProtocolMismatchError("the node's answer is not rows")
-            # The rows are kept already: the handler of a signal may raise here.
+            # From here on, the handler of a signal may raise without loss, because the rows are kept.
             self._request_batch()
             if self._rows:
                 return True
@@ -127,8 +127,8 @@ class RowStream:
         if self._fetch is not None:
             self._calls._cancel(self._fetch)
             self._fetch = None
-        if not self._is_over:
-            self._is_over = True
+        if not self._has_ended:
+            self._has_ended = True
             self._close_at_node()
         self._rows.clear()
         self._error = self._error or ClientClosedError("this stream is closed; begin another")

@@ -16,10 +16,10 @@ from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import LinkLimits
 
-MEASURE_S = 1.0  # timeout of a measured handshake; slower nodes come last
+MEASURE_S = 1.0  # timeout of a handshake whose time is measured; slower nodes come last
 
 
-def by_distance(target: Target, entry: ClientCredentials) -> tuple[Address, ...]:
+def nearest_first(target: Target, credentials: ClientCredentials) -> tuple[Address, ...]:
     """Return the nodes of a URL, ordered by the time of a handshake: network, TLS and the node's own delay count."""
     took: dict[Address, float] = {}
     hello, seconds = Hello(f"client-{os.getpid()}", target.cluster, "client"), min(MEASURE_S, target.connect_timeout_s)
@@ -27,7 +27,7 @@ def by_distance(target: Target, entry: ClientCredentials) -> tuple[Address, ...]
     def measure(address: Address) -> None:
         began = monotonic()
         try:
-            link = entry.dial_socket(address, hello, seconds, LinkLimits())
+            link = credentials.dial_socket(address, hello, seconds, LinkLimits())
         except (NetError, OSError):
             return
         took[address] = monotonic() - began
@@ -44,7 +44,7 @@ def by_distance(target: Target, entry: ClientCredentials) -> tuple[Address, ...]
     return tuple(sorted(target.addresses, key=lambda address: known.get(address, float("inf"))))
 
 
-def in_order(target: Target, entry: ClientCredentials) -> tuple[Address, ...]:
+def in_dial_order(target: Target, credentials: ClientCredentials) -> tuple[Address, ...]:
     """Return the nodes of a URL in the order in which to try them; the node of the local file comes first.
 
     With the choice ``nearest`` this waits for the handshakes, up to ``MEASURE_S``.
@@ -54,9 +54,9 @@ def in_order(target: Target, entry: ClientCredentials) -> tuple[Address, ...]:
     """
     if target.local is not None:
         rest = replace(target, addresses=target.addresses[1:], local=None)
-        return (target.addresses[0], *in_order(rest, entry))
+        return (target.addresses[0], *in_dial_order(rest, credentials))
     if target.choice == NEAREST and len(target.addresses) > 1:
-        return by_distance(target, entry)
+        return nearest_first(target, credentials)
     if target.choice == RANDOM:
         return tuple(random.sample(target.addresses, len(target.addresses)))
     return target.addresses

@@ -27,9 +27,11 @@ from bedrockish_net.stream import Link
 class Driver(Calls):
     """The links and calls of one client, on a trio loop."""
 
-    def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery, entry: ClientCredentials) -> None:
+    def __init__(
+        self, target: Target, token: bytes | None, nursery: trio.Nursery, credentials: ClientCredentials
+    ) -> None:
         self.target = target
-        self._entry = entry
+        self._credentials = credentials
         self._core = open_core(target, random.random, token)
         self._nursery = nursery
         self._links: dict[int, Link] = {}
@@ -110,8 +112,8 @@ class Driver(Calls):
                     try:
                         self._links[link].send_nowait(payload)
                     except NetError as error:
-                        # The core must not be called while it makes a step. So drop the link: its end is an event that
-                        # reports this call, and all others on the link, as lost.
+                        # The core must not be called while its effects are performed. So drop the link: its end is
+                        # reported to the core later, as the loss of this call and all others on the link.
                         self._links[link].drop("lost", str(error))
                 case Finish(call, outcome):
                     if call in self._waiting:
@@ -139,7 +141,7 @@ class Driver(Calls):
         with trio.CancelScope() as scope:
             self._scopes[dial.link] = scope
             try:
-                link = await self._entry.dial(dial.address, hello, dial.timeout_s, LIMITS)
+                link = await self._credentials.dial(dial.address, hello, dial.timeout_s, LIMITS)
             except (NetError, OSError) as error:
                 self._perform(self._core.closed(dial.link, explain_end(error), trio.current_time()))
                 return

@@ -50,7 +50,7 @@ def _transactions_in(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Commit
         raise DamagedError(str(error)) from error
 
 
-def tries_again(error: BedrockishError) -> bool:
+def is_retried(error: BedrockishError) -> bool:
     """Return whether a reader with ``follow`` repeats a read or a report, both harmless, after an error."""
     return error.retry or isinstance(error, OutcomeUnknownError)
 
@@ -66,31 +66,31 @@ class _Progress:
     def __init__(self, silent_s: float) -> None:
         self._silent_s = silent_s
         self._safe = 0
-        self._moved = self._left = monotonic()
+        self._advanced_at = self._changed_node_at = monotonic()
         self._error: BedrockishError | None = None
 
     def note_page(self, feed: Feed) -> None:
         """Record the safe time of the page that a node has sent."""
         if feed.safe > self._safe:
-            self._safe, self._moved, self._error = feed.safe, monotonic(), None
+            self._safe, self._advanced_at, self._error = feed.safe, monotonic(), None
 
     def note_failure(self, error: BedrockishError) -> None:
-        """Record the error of a read or report that no node has answered."""
+        """Record the error of a read, or of a report of the cursor, for the error that the reader may get."""
         self._error = error
 
     def is_node_silent(self) -> bool:
-        """Return whether safe time has stopped at this node, so that another node is asked; True restarts the wait."""
+        """Return whether safe time has stopped at this node, so the reader asks another; True restarts the wait."""
         now = monotonic()
-        if now - max(self._moved, self._left) <= self._silent_s / SILENT_NODES:
+        if now - max(self._advanced_at, self._changed_node_at) <= self._silent_s / SILENT_NODES:
             return False
-        self._left = now
+        self._changed_node_at = now
         return True
 
     def is_silent(self) -> bool:
         """Return whether safe time has stopped for too long, at all nodes that were asked."""
-        return monotonic() - self._moved > self._silent_s
+        return monotonic() - self._advanced_at > self._silent_s
 
-    def judge(self, status: Mapping[str, Any] | None) -> None:
+    def raise_if_silent(self, status: Mapping[str, Any] | None) -> None:
         """Raise an error because safe time has stopped, unless the cluster's clock is off and only commits advance it.
 
         ``status``: a node's status, None if no node answers.
@@ -99,7 +99,7 @@ class _Progress:
             UnavailableError: safe time should have advanced.
         """
         if status is not None and self._error is None and status.get("cluster_clock") == "off":
-            self._moved = monotonic()
+            self._advanced_at = monotonic()
             return
         why = self._error.message if self._error is not None else "safe time does not advance at any node"
         raise UnavailableError(
@@ -141,7 +141,7 @@ class Changes:
         silent_s: float = SILENT_S,
     ) -> None:
         self._client, self._follow, self._hold = client, follow, hold
-        self._held = -math.inf
+        self._reported_at = -math.inf
         self._feed = _feed(after, tables)
         client.belong("the cursor", self._feed.cluster)
         self._page: deque[Committed] = deque()
@@ -177,14 +177,14 @@ class Changes:
             status: Mapping[str, Any] | None = None
             with suppress(UnavailableError):
                 status = await self._client.status(timeout=STATUS_TIMEOUT_S)
-            self._progress.judge(status)
+            self._progress.raise_if_silent(status)
 
     async def _fetch_page(self) -> None:
         await self._keep_journal()
         try:
             rows = await self._rows()
         except BedrockishError as error:
-            if not (self._follow and tries_again(error)):
+            if not (self._follow and is_retried(error)):
                 raise
             self._progress.note_failure(error)
             self._wait = True
@@ -201,29 +201,29 @@ class Changes:
         except MemoryFullError:  # the node lacks memory at this moment, for any page: ``_fetch_page`` tries again later
             raise
         except TooLargeError:
-            place = await self._streamed(self._feed.question_of_one(), STALE)
+            place = await self._stream_rows(self._feed.question_of_one(), STALE)
         if (question := self._feed.question_of_body(place)) is None:
             return place
         # At the level ``session``, because another node may answer, and must first have the entry.
-        return self._feed.filled(place, await self._streamed(question, SESSION))
+        return self._feed.filled(place, await self._stream_rows(question, SESSION))
 
-    async def _streamed(self, question: tuple[str, tuple[Any, ...]], read: str) -> Sequence[tuple[Any, ...]]:
+    async def _stream_rows(self, question: tuple[str, tuple[Any, ...]], read: str) -> Sequence[tuple[Any, ...]]:
         """Return the rows of a stream, which ``result_bytes_max`` does not bound."""
         async with self._client.stream(*question, read=read) as rows:
             return [row async for row in rows]
 
     async def _keep_journal(self) -> None:
         """Report this reader's cursor to the nodes; with ``follow``, continue if no node accepts the report."""
-        if self._hold is None or monotonic() - self._held <= HOLD_S:
+        if self._hold is None or monotonic() - self._reported_at <= HOLD_S:
             return
         cursor = str(self._feed.cursor) if self._feed.cursor.clock else None
         try:
             await self._client.hold(self._hold, cursor, timeout=HOLD_TIMEOUT_S)
         except BedrockishError as error:
-            if not (self._follow and tries_again(error)):
+            if not (self._follow and is_retried(error)):
                 raise
             self._progress.note_failure(error)
-        self._held = monotonic()
+        self._reported_at = monotonic()
 
 
 def blocking_changes(

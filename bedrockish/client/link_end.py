@@ -4,7 +4,8 @@ from bedrockish.errors import AuthenticationError, BedrockishError, ProtocolMism
 from bedrockish_net.errors import Code, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
 from bedrockish_net.limits import LinkLimits
 
-# Shorter times than between nodes: if a link is given up too early, its calls go to another node at little cost.
+# These times are shorter than those between nodes: if a client gives up a link too early, its calls go to another node
+# at little cost.
 LIMITS = LinkLimits(ping_seconds=1.0, silence_seconds=4.0)
 FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # lasting refusals: only another address helps
 

@@ -30,7 +30,7 @@ def is_path(text: str) -> bool:
     return os.sep in text or text.endswith(SUFFIXES) or os.path.isfile(text)
 
 
-def located(target: Target) -> Target:
+def with_file_socket(target: Target) -> Target:
     """Return a target with the socket of its file's node as the first address; a target without a file unchanged."""
     if target.local is None:
         return target
@@ -47,8 +47,8 @@ def located(target: Target) -> Target:
 class LocalFile:
     """A node's file that is open in this process.
 
-    ``pool`` has the workspaces that a closed session has left. ``cluster_id`` is set if that session has reached the
-    file's node, so that the next session need not do so before its first call.
+    ``pool`` has the workspaces of a closed session, until ``steps`` takes it. ``cluster_id`` is set if that session has
+    reached the file's node, so that the next session need not do so before its first call.
     """
 
     reads: "LocalReads"
@@ -72,8 +72,8 @@ class LocalFile:
 
 
 @dataclass(slots=True, eq=False)
-class Left:
-    """The connections of a closed session, for the next session on the file."""
+class KeptSession:
+    """The connections and workspaces of a closed session, for the next session on the file."""
 
     parts: "Parts"
     pool: "WorkspacePool"
@@ -107,7 +107,7 @@ def open_local(target: Target) -> LocalFile | None:
     from bedrockish.local.reads import LocalReads
 
     file = LocalFile(LocalReads(target.local, target.user or ""))
-    left: Left | None = KEPT.take((file.reads.database, file.reads.user))
+    left: KeptSession | None = KEPT.take((file.reads.database, file.reads.user))
     if left is not None:
         if file.reads.take_over(left.parts):
             file.pool = left.pool
@@ -129,7 +129,7 @@ def close_local(reads: "LocalReads", transactions: "LocalTransactions") -> None:
 
     pool, parts = transactions.leave(), reads.leave()
     if pool is not None and parts is not None:
-        KEPT.keep((reads.database, reads.user), Left(parts, pool))
+        KEPT.keep((reads.database, reads.user), KeptSession(parts, pool))
     elif pool is not None:
         pool.close_all()
     elif parts is not None:

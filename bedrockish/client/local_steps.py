@@ -52,11 +52,11 @@ from bedrockish.sqltext.session_values import failed_at
 from bedrockish.sqltext.statement_ends import count_parentheses
 from bedrockish.sqltext.statement_kinds import READ, WRITE, kind_of
 
-APART = "the node keeps them, and does not have this program's files"
-STRICT_TRIES, AGAIN_S = 3, 0.002
-BACK_S = 1.0  # pause between two attempts to return to the node of the file
-OF_THE_FILE = (TemporaryLostError, UnavailableError, UnsupportedError)  # may mean that a thread has closed the file
-TOGETHER = 100  # most statements that are repeated at the node in one round trip
+NODE_LACKS_FILES = "the node keeps them, and does not have this program's files"
+STRICT_TRIES, RETRY_S = 3, 0.002
+RETURN_S = 1.0  # pause between two attempts to return to the node of the file
+FILE_ERRORS = (TemporaryLostError, UnavailableError, UnsupportedError)  # may mean that a thread has closed the file
+REPEATED_MAX = 100  # most statements that are repeated at the node in one round trip
 
 
 class LocalSteps:
@@ -65,14 +65,16 @@ class LocalSteps:
     def __init__(self, session: Calls, transactions: LocalTransactions, database: str) -> None:
         self._session, self.transactions = session, transactions
         self._socket = socket_path(database)
-        self._back_at = 0.0  # when the session may next try to return to the node of the file, in monotonic seconds
-        self._node_next = False  # whether the next transaction begins at the node: the last could not move there
+        self._next_return_at = (
+            0.0  # when the session may next try to return to the node of the file, in monotonic seconds
+        )
+        self._begins_at_node = False  # whether the next transaction begins at the node: the last could not move there
 
     async def call(self, what: What, timeout_s: float) -> Answered | Told:
         """Run a step of a transaction; return the answer. The errors are those of the node."""
         try:
             return await self._call(what, timeout_s)
-        except OF_THE_FILE as error:
+        except FILE_ERRORS as error:
             if not self.transactions.is_closed:
                 raise
             raise closed() from error
@@ -156,13 +158,13 @@ class LocalSteps:
                     return None
                 if monotonic() >= until:
                     raise
-                await self._session._in_place(time.sleep, AGAIN_S)  # wait: the newer rows are not durable yet
+                await self._session._in_place(time.sleep, RETRY_S)  # wait: the newer rows are not durable yet
                 continue
             except DeadlineError:
                 raise
             except BedrockishError:
                 return None
-            self._session._core.see(seen)
+            self._session._core.merge_token(seen)
             return [Rows(one.columns, one.rows) for one in results]
         return None
 
@@ -175,13 +177,13 @@ class LocalSteps:
         if self._is_at_file_node():
             return True
         now = monotonic()
-        if now < self._back_at or not await self._session._in_place(self.transactions.is_served):
+        if now < self._next_return_at or not await self._session._in_place(self.transactions.is_served):
             return False
-        self._back_at = now + BACK_S
+        self._next_return_at = now + RETURN_S
         self._session.leave_node((Address(self._socket, 0),))
         has_others = len(self._session._core.route.addresses) > 1
         with suppress(BedrockishError):
-            await self._session._call(Ask(0, PING), BACK_S if has_others else self._session._seconds(None))
+            await self._session._call(Ask(0, PING), RETURN_S if has_others else self._session._seconds(None))
         return self._is_at_file_node()
 
     async def writes_here(self, texts: Sequence[str]) -> bool:
@@ -197,19 +199,19 @@ class LocalSteps:
 
     def begin_at_once(self, command: str, read: str, isolation: str, timeout_s: float) -> bool:
         """Begin a transaction in this thread, in this process; return False if ``call`` must begin it."""
-        if self._node_next or not self._is_at_file_node():
+        if self._begins_at_node or not self._is_at_file_node():
             return False
         core = self._session._core
         request = Request(command, (), read, isolation, timeout_s=timeout_s, token=core.token)
         one = self.transactions.begin(request)
         if one is None:
             return False
-        core.see(one.seen)
+        core.merge_token(one.seen)
         return True
 
     async def _begin(self, request: Request) -> LocalTransaction | None:
         core = self._session._core
-        at_node, self._node_next = self._node_next, False
+        at_node, self._begins_at_node = self._begins_at_node, False
         is_fresh = request.temporary.startswith(FRESH)
         if request.temporary and (self.transactions.has_temporary(request.temporary) or (is_fresh and not at_node)):
             if not is_fresh or await self._return_to_file_node():
@@ -225,9 +227,9 @@ class LocalSteps:
         if one is None and request.temporary and self.transactions.pool.attached.has_any:
             if is_fresh:
                 core.temporary.name = ""  # else the session's later statements would ask for these objects, too
-            raise UnsupportedError(f"TEMP objects: {APART}; DETACH the files first")
+            raise UnsupportedError(f"TEMP objects: {NODE_LACKS_FILES}; DETACH the files first")
         if one is not None:
-            core.see(one.seen)
+            core.merge_token(one.seen)
         return one
 
     async def _with_temporary(self, one: LocalTransaction, request: Request) -> LocalTransaction:
@@ -258,7 +260,7 @@ class LocalSteps:
             return None
         try:
             found = await self._run_all(one, statements, step, timeout_s, begins=False)
-        except OF_THE_FILE as error:
+        except FILE_ERRORS as error:
             if not self.transactions.is_closed:
                 raise
             raise closed() from error
@@ -269,7 +271,7 @@ class LocalSteps:
 
         With ``again``, first try ``LocalTransaction.run_again``.
 
-        The errors are those of ``LocalTransaction.run``, from which ``explained`` makes the caller's error.
+        The errors are those of ``LocalTransaction.run``, from which ``error_for_caller`` makes the caller's error.
         """
         params = statement.params
         try:
@@ -278,7 +280,7 @@ class LocalSteps:
         except (IdsNeededError, NodeNeededError):
             return None
 
-    def explained(
+    def error_for_caller(
         self, one: LocalTransaction, error: BedrockishError, before: Sequence[Result] = ()
     ) -> BedrockishError:
         """Return the caller's error for the statement after the results ``before``; forget an ended transaction."""
@@ -320,8 +322,8 @@ class LocalSteps:
             except NodeNeededError as error:
                 if one.log is not None:
                     return [*results, *await self._move(one, one.log, step(), results, timeout_s)]
-                self._node_next = True
-                raise self._refused(one, _too_long(error), results, begins=begins) from error
+                self._begins_at_node = True
+                raise self._refused(one, _too_long_to_move(error), results, begins=begins) from error
             except BedrockishError as error:
                 told = self._refused(one, error, results, begins=begins)
                 if told is not error:
@@ -333,7 +335,7 @@ class LocalSteps:
         self, one: LocalTransaction, error: BedrockishError, before: Sequence[Result], *, begins: bool
     ) -> BedrockishError:
         """Return the caller's error for a statement; with ``begins``, a usage error says that ``one`` has begun."""
-        told = self.explained(one, error, before)
+        told = self.error_for_caller(one, error, before)
         if told is error and begins and isinstance(error, UsageError):
             error.details = {**error.details, BEGUN: True}
         return told
@@ -428,7 +430,7 @@ class LocalSteps:
     ) -> list[Result]:
         """Move the transaction to the node: repeat its log there, run the statements of ``what`` after ``before``."""
         self.transactions.forget(what.request.command)
-        await self._give_back(one, timeout_s)
+        await self._return_ids(one, timeout_s)
         op = BEGIN
         for group in _groups(log):
             await self._repeat(what.request, group, op, timeout_s)
@@ -442,7 +444,7 @@ class LocalSteps:
             raise
         return _results(reply)
 
-    async def _give_back(self, one: LocalTransaction, timeout_s: float) -> None:
+    async def _return_ids(self, one: LocalTransaction, timeout_s: float) -> None:
         """Return the leased ids of a transaction's rows to the node, so that it gives the same ids to the same rows."""
         tables = dict[str, list[int]]()
         for table, found in one.ids:
@@ -474,7 +476,7 @@ class LocalSteps:
                     ended=True,
                 ) from error
         if not is_same:
-            self._node_next = True
+            self._begins_at_node = True
             await self._session._call(Step(0, replace(request, statements=()), ROLLBACK), timeout_s)
             raise ConflictError(
                 "another transaction has changed rows that this transaction had read before it was moved to the node; "
@@ -482,7 +484,7 @@ class LocalSteps:
             )
 
 
-def _too_long(why: NodeNeededError) -> UnsupportedError:
+def _too_long_to_move(why: NodeNeededError) -> UnsupportedError:
     return UnsupportedError(
         f"the statement needs the node ({why.message}), and the transaction is too long to move there, so the "
         "statement did not run; run it earlier in the transaction, or in another transaction"
@@ -490,10 +492,10 @@ def _too_long(why: NodeNeededError) -> UnsupportedError:
 
 
 def _groups(log: Sequence[ExecutedStatement]) -> list[list[ExecutedStatement]]:
-    """Return the statements in groups: each failed statement alone, the others in groups of up to ``TOGETHER``."""
+    """Return the statements in groups: each failed statement alone, the others in groups of up to ``REPEATED_MAX``."""
     found: list[list[ExecutedStatement]] = []
     for one in log:
-        is_alone = one.result is None or not found or found[-1][-1].result is None or len(found[-1]) >= TOGETHER
+        is_alone = one.result is None or not found or found[-1][-1].result is None or len(found[-1]) >= REPEATED_MAX
         if is_alone:
             found.append([one])
         else:

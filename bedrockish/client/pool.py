@@ -18,7 +18,7 @@ import trio
 from bedrockish.api.requests import check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking import Connection, SocketClient, open_socket_client
-from bedrockish.client.credentials import ClientCredentials, entry_of
+from bedrockish.client.credentials import ClientCredentials, credentials_of
 from bedrockish.client.in_thread import run
 from bedrockish.client.request_builder import Where
 from bedrockish.client.trio_client import Client, open_client, target_of
@@ -33,10 +33,10 @@ ALIVE_S = 2.0  # timeout of the ping
 
 @dataclass(slots=True, eq=False)
 class PooledSession:
-    """A session of the pool; setting ``over`` ends the task that keeps it open."""
+    """A session of the pool. A task keeps it open until ``closing`` is set."""
 
     client: Client
-    over: trio.Event
+    closing: trio.Event
     idle_since: float = 0.0
 
 
@@ -52,9 +52,9 @@ class Pool:
     ) -> None:
         self.size = size
         self._target = target_of(url)
-        self._url, self._entry, self._nursery, self._token = url, entry, nursery, token
+        self._url, self._credentials, self._nursery, self._token = url, entry, nursery, token
         self._slots = trio.Semaphore(size)
-        self._free: list[PooledSession] = []  # the last used is at the end, and is lent first
+        self._free: list[PooledSession] = []  # the session that was returned last is at the end, and is lent first
         self.is_closed = False
 
     @asynccontextmanager
@@ -84,7 +84,7 @@ class Pool:
         if scope.cancelled_caught:
             raise _all_in_use(self.size, seconds)
         try:
-            kept = await self._alive() or await self._nursery.start(self._hold_open)
+            kept = await self._take_usable() or await self._nursery.start(self._hold_open)
         except BaseException:
             self._slots.release()
             raise
@@ -98,19 +98,19 @@ class Pool:
         """Take a session back; close it if it is broken or has a transaction or result open."""
         self._slots.release()
         with suppress(BedrockishError):
-            self._token = self._merged(kept.client)
+            self._token = self._merge_token(kept.client)
         if usable and not kept.client.is_closed and not kept.client.has_open_transactions and not self.is_closed:
             kept.idle_since = trio.current_time()
             self._free.append(kept)
         else:
-            kept.over.set()
+            kept.closing.set()
 
-    def _merged(self, client: Client) -> bytes:
+    def _merge_token(self, client: Client) -> bytes:
         if self._token is not None:
             client.token = self._token
         return client.token
 
-    async def _alive(self) -> PooledSession | None:
+    async def _take_usable(self) -> PooledSession | None:
         while self._free:
             kept = self._free.pop()
             if trio.current_time() - kept.idle_since < IDLE_S:
@@ -118,19 +118,19 @@ class Pool:
             try:
                 await kept.client.ping(timeout=ALIVE_S)
             except BedrockishError:
-                kept.over.set()
+                kept.closing.set()
             except BaseException:
-                kept.over.set()
+                kept.closing.set()
                 raise
             else:
                 return kept
         return None
 
     async def _hold_open(self, task_status: trio.TaskStatus[PooledSession]) -> None:
-        async with open_client(self._url, token=self._token, entry=self._entry) as client:
+        async with open_client(self._url, token=self._token, entry=self._credentials) as client:
             kept = PooledSession(client, trio.Event())
             task_status.started(kept)
-            await kept.over.wait()
+            await kept.closing.wait()
 
 
 @asynccontextmanager
@@ -150,7 +150,7 @@ async def open_pool(
         BedrockishError: see ``open_client``.
     """
     _check_size(size)
-    entry = entry or entry_of(target_of(url))
+    entry = entry or credentials_of(target_of(url))
     body: BaseException | None = None
     async with trio.open_nursery() as nursery:
         pool = Pool(url, entry, nursery, size, token)
@@ -176,7 +176,7 @@ class ConnectionPool:
 
     def __init__(self, target: Target, entry: ClientCredentials, size: int, token: bytes | None) -> None:
         self.size = size
-        self._target, self._entry, self._token = target, entry, token
+        self._target, self._credentials, self._token = target, entry, token
         self._slots = _slots(size)
         self._lock = threading.Lock()  # guards the fields below
         self._free: list[tuple[SocketClient, float]] = []  # with the time of return; the last client is lent first
@@ -186,7 +186,7 @@ class ConnectionPool:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """Leave all clients to the parent process, and continue without any."""
+        """Forget all clients, which belong to the parent process."""
         self._free.clear()
         self._clients.clear()
         self._slots, self._lock = _slots(self.size), threading.Lock()
@@ -224,7 +224,7 @@ class ConnectionPool:
                 yield lent
             finally:
                 is_usable = not lent.closed and _is_clean(lent)
-        finally:  # even if the handler of a signal ends the ROLLBACK: else the pool would have one connection less
+        finally:  # even if the handler of a signal ends the ROLLBACK: otherwise the pool would lose a connection
             self._take_back(client, usable=is_usable)
 
     def _lend(self, timeout: float | None) -> SocketClient:
@@ -237,7 +237,7 @@ class ConnectionPool:
             raise _all_in_use(self.size, seconds) from None
         try:
             self._check_open()
-            client = self._alive() or self._open()
+            client = self._take_usable() or self._open()
             client.values.reset()
             with self._lock:
                 token = self._token
@@ -252,7 +252,7 @@ class ConnectionPool:
         if self._is_closed:
             raise ClientClosedError("this pool is closed; open another")
 
-    def _alive(self) -> SocketClient | None:
+    def _take_usable(self) -> SocketClient | None:
         while True:
             with self._lock:
                 if not self._free:
@@ -271,7 +271,7 @@ class ConnectionPool:
                 return client
 
     def _open(self) -> SocketClient:
-        client = open_socket_client(self._target, self._token, self._entry)
+        client = open_socket_client(self._target, self._token, self._credentials)
         with self._lock:
             self._clients.add(client)
         if self._is_closed:  # the pool was closed while the client was opened
@@ -353,7 +353,7 @@ def connect_pool(url: Where | None = None, *, size: int = SIZE, token: bytes | N
     """
     _check_size(size)
     target = target_of(url)
-    pool = ConnectionPool(target, entry_of(target), size, token)
+    pool = ConnectionPool(target, credentials_of(target), size, token)
     with pool.connection():
         pass
     return pool

@@ -21,7 +21,7 @@ from bedrockish.api.requests import (
 )
 from bedrockish.api.url import Target, parse_url
 from bedrockish.api.wire import Answered, Told
-from bedrockish.client.local_file import is_path, located
+from bedrockish.client.local_file import is_path, with_file_socket
 from bedrockish.errors import CommandIdError, ConfigError, ProtocolMismatchError, UsageError
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import first_setting
@@ -43,12 +43,12 @@ def target_of(url: Where | None) -> Target:
     """
     url = url or os.environ.get(URL_VARIABLE)
     if isinstance(url, os.PathLike):
-        return located(Target((), local=os.fspath(url)))
+        return with_file_socket(Target((), local=os.fspath(url)))
     if url and is_path(url):
-        return located(Target((), local=url))
+        return with_file_socket(Target((), local=url))
     if not url:
         raise ConfigError(f"no URL was given; pass one, such as bedrockish://localhost:7373, or set {URL_VARIABLE}")
-    return located(parse_url(url))
+    return with_file_socket(parse_url(url))
 
 
 def make_request(command: str, statements: Statements, read: str, isolation: str, timeout_s: float) -> Request:

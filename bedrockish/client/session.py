@@ -77,8 +77,8 @@ WITHOUT_FILE = (
     "a snapshot is of a node's file, which this session does not have; connect to its path, or add ?local=PATH"
 )
 
-READING = ("SELECT", "VALUES", "WITH")
-APART = "the TEMP objects of the session are at the node, which does not have this program's files"
+READ_WORDS = ("SELECT", "VALUES", "WITH")
+NODE_LACKS_FILES = "the TEMP objects of the session are at the node, which does not have this program's files"
 
 
 class Session(Calls):
@@ -100,8 +100,8 @@ class Session(Calls):
     @token.setter
     def token(self, token: bytes) -> None:
         seen, cluster_id = open_token(token)
-        self._core.belong("the session token", cluster_id)
-        self._core.see(seen)
+        self._core.bind_to_cluster("the session token", cluster_id)
+        self._core.merge_token(seen)
 
     @property
     def values(self) -> SessionValues:
@@ -114,8 +114,12 @@ class Session(Calls):
         return self._core.cluster_id
 
     def belong(self, what: str, cluster_id: str) -> None:
-        """Bind the session to the cluster to which a cursor belongs. See ``ClientCore.belong``."""
-        self._core.belong(what, cluster_id)
+        """Bind the session to the cluster with this id, to which ``what``, for example a cursor, belongs.
+
+        Raises:
+            ForeignClusterError: the session is bound to another cluster, or has reached another one.
+        """
+        self._core.bind_to_cluster(what, cluster_id)
 
     @property
     def has_open_transactions(self) -> bool:
@@ -153,9 +157,9 @@ class Session(Calls):
         if not self._is_plain(sql):
             if self.local is not None and self._attach_or_detach(sql, params):
                 return Rows((), [])
-            told = self._change_setting(sql)
-            if told is not None:
-                return told
+            setting_rows = self._change_setting(sql)
+            if setting_rows is not None:
+                return setting_rows
             if self.local is not None and command is None and not self._core.temporary.name:
                 found = await self._read_in_program([(sql, params)], read, timeout)
                 if found is not None:
@@ -196,7 +200,8 @@ class Session(Calls):
             return done
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
         if not is_plain:
-            write = with_values if command is None else with_settings_of  # a command sent again needs the same text
+            # A command that is sent again needs the same text, so values of the session must not be written into it.
+            write = with_values if command is None else with_settings_of
             written = write(request.statements, values)
             request = request if written is request.statements else replace(request, statements=written)
         try:
@@ -236,7 +241,7 @@ class Session(Calls):
         name = self._core.temporary.name
         is_here = self.local_steps is not None and self.local_steps.transactions.has_temporary(name)
         if name and not is_here and order.path is not None:
-            raise UnsupportedError(f"ATTACH: {APART}; attach the file on a connection of its own")
+            raise UnsupportedError(f"ATTACH: {NODE_LACKS_FILES}; attach the file on a connection of its own")
         self._file().attach(order)
         return True
 
@@ -251,7 +256,7 @@ class Session(Calls):
         given = [statements] if isinstance(statements, str) else statements
         until = self._now() + options.timeout_s
         settings = options.values.settings
-        while True:  # no pause between two tries: each takes a round trip
+        while True:  # without pauses between the tries, because each takes a round trip
             opened = Transaction(self._steps, options, self._clean_up_scope, self.local_steps)
             try:
                 results = await opened.run(given)
@@ -263,7 +268,7 @@ class Session(Calls):
                 if isinstance(error, UnsupportedError) and error.details.get("of_schema"):
                     return None
                 if isinstance(error, UnavailableError) and not (self._core.temporary.name or self._now() >= until):
-                    return None  # the learner is gone: another node executes the statements
+                    return None  # the node of the file, a learner, is gone: another node executes the statements
                 if not isinstance(error, ConflictError) or self._now() >= until:
                     raise
             except BaseException:  # a cancelled task, or the handler of a signal: no caller knows the transaction
@@ -276,12 +281,12 @@ class Session(Calls):
         """Run statements in this process if they only read; return None if the node must be asked."""
         for sql, _ in statements:
             if isinstance(sql, str) and (kind_of(sql) in (WRITE, SCHEMA) or first_setting(sql) is not None):
-                return None  # without a snapshot, which takes a fifth of this process's time for a write
+                return None  # before taking a snapshot, which costs a fifth of a write in this process
         found = await self._read_here(statements, read)
         level = read or self.target.read
         if found is not None or level != STRICT or self.local_steps is None:
             return found
-        if not all(isinstance(sql, str) and first_word(sql) in READING for sql, _ in statements):
+        if not all(isinstance(sql, str) and first_word(sql) in READ_WORDS for sql, _ in statements):
             return None
         request = make_request(new_command(), statements, level, SERIALIZABLE, self._seconds(timeout_s))
         request = replace(request, statements=with_values(request.statements, self._core.values))
@@ -292,7 +297,7 @@ class Session(Calls):
         """Run statements in this process if they only read and the file is new enough; return None otherwise."""
         assert self.local is not None
         given = self.as_written(statements)
-        return self.take_read(self.local.read(given, read or self.target.read, self._core.token))
+        return self.note_read(self.local.read(given, read or self.target.read, self._core.token))
 
     def as_written(self, statements: Sequence[tuple[str, Params]]) -> Sequence[tuple[str, Params]]:
         """Return statements with the settings and the values of the session written into their texts."""
@@ -301,14 +306,14 @@ class Session(Calls):
             return statements
         return [(values.write(sql) if isinstance(sql, str) else sql, params) for sql, params in statements]
 
-    def take_read(self, found: tuple[list[Rows], Token] | None) -> list[Rows] | None:
-        """Merge the token of a read in this process into the session; return the rows."""
+    def note_read(self, found: tuple[list[Rows], Token] | None) -> list[Rows] | None:
+        """Merge the token of a read in this process into the session's; return the rows; None if ``found`` is None."""
         if found is None:
             return None
-        rows, told = found
+        rows, token = found
         core = self._core
-        if told is not core.token:
-            core.see(told)
+        if token is not core.token:
+            core.merge_token(token)
         return note_results(rows, core.values)
 
     async def _command(self, request: Request, timeout_s: float, *, resend: bool, named: bool) -> list[Rows]:
@@ -329,17 +334,17 @@ class Session(Calls):
                     "attempts is unknown; send it again under the same id",
                     command=request.command,
                 ) from error
-            reply = await self._settled(request, error, deadline)
+            reply = await self._settle_or_raise(request, error, deadline)
         assert isinstance(reply, Answered)
         return command_rows(request.command, reply.answer, len(request.statements) or 1)
 
-    async def _settled(self, request: Request, error: BedrockishError, deadline: float) -> Answered | Told:
+    async def _settle_or_raise(self, request: Request, error: BedrockishError, deadline: float) -> Answered | Told:
         """Return the command's answer if an earlier attempt was committed; else raise the last attempt's ``error``."""
         seconds = max(deadline - self._now(), 1.0)
         try:
             return await self._call(settle_request(replace(request, timeout_s=seconds)), seconds)
-        except UnavailableError as never:
-            if never.details.get("command") == request.command:
+        except UnavailableError as not_committed:
+            if not_committed.details.get("command") == request.command:
                 raise error from None
             raise
 
@@ -479,7 +484,7 @@ class Session(Calls):
         else:
             await self.ping()
         if self.local is not None:
-            self.local.belong(lambda: self.cluster_id, lambda token: self._core.see(token))
+            self.local.belong(lambda: self.cluster_id, lambda token: self._core.merge_token(token))
             self._core.on_commit = self.local.note_commit
 
     def _close_file(self) -> None:

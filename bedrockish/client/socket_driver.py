@@ -45,7 +45,8 @@ READ, WRITE = select.POLLIN | select.POLLERR | select.POLLHUP, select.POLLOUT
 
 
 class _ResetIfInterrupted:
-    """A step that an interrupt (Ctrl-C) may leave half done; the driver then drops all its links and calls.
+    """A context manager around a step: if an interrupt (Ctrl-C) ends the step half done, all links and calls are
+    dropped.
 
     The lock is acquired outside, by the ``with`` statement: an interrupt in a method that acquires it would leave it
     locked.
@@ -74,9 +75,9 @@ class SocketDriver(Calls):
     Why so large: One lock guards the links, the calls and the choice of the thread that reads for all.
     """
 
-    def __init__(self, target: Target, token: bytes | None, entry: ClientCredentials) -> None:
+    def __init__(self, target: Target, token: bytes | None, credentials: ClientCredentials) -> None:
         self.target = target
-        self._entry = entry
+        self._credentials = credentials
         self._is_inherited = False
         self._core = open_core(target, random.random, token)
         self._lock = threading.RLock()  # guards all fields below
@@ -85,11 +86,11 @@ class SocketDriver(Calls):
         self._dials: deque[Dial] = deque()  # links to open; a thread may open the first without the lock
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
         self._waiting: dict[int, threading.Lock | None] = {}  # calls, each with the lock that wakes its thread
-        self._learning: int | None = None  # the call that asks for the members of the cluster
-        self._learn_at = 0.0
+        self._member_call: int | None = None  # the call that asks for the members of the cluster
+        self._next_learn_at = 0.0
         self._reader: int | None = None  # the call whose thread reads for all; None for no thread
         self._is_closed = False
-        self._calls_made, self._calls_learnt = 0, -1
+        self._calls_made, self._calls_at_learn = 0, -1
         self._open_poll()
         watch_forks(self)
 
@@ -112,7 +113,7 @@ class SocketDriver(Calls):
         self._polled: dict[int, tuple[int, int]] = {}  # link -> its socket's file number, and the events polled for
 
     def after_fork(self) -> None:
-        """Leave all links to the parent process, and continue without any."""
+        """Forget all links, which belong to the parent process."""
         for link in self._links.values():
             link.abandon()
         if not self._is_closed:
@@ -122,7 +123,7 @@ class SocketDriver(Calls):
         self._core = self._core.for_child()
         for kept in (self._links, self._dials, self._outcomes, self._waiting):
             kept.clear()
-        self._learning, self._reader, self._is_inherited = None, None, True
+        self._member_call, self._reader, self._is_inherited = None, None, True
 
     # --- calls; the names are those of ``Driver``, whose methods the client shares ---
 
@@ -139,9 +140,8 @@ class SocketDriver(Calls):
                 self._is_inherited = False
             self._calls_made += not isinstance(what, Ask)
             if isinstance(what, Step) and what.prepared and self._reader is None:
-                # Read first: a node that was restarted has closed its link, and perhaps no thread has read the end of
-                # the link yet. A COMMIT sent over the closed link would count as lost, although the new process can
-                # commit it.
+                # Read first: if the node was restarted, the link has ended, and perhaps no thread has noticed this yet.
+                # A COMMIT sent on the ended link would count as lost, although the new process can commit it.
                 self._poll_links(0)
             number, effects = self._core.call(what, timeout_s, monotonic())
             self._waiting[number] = None
@@ -172,7 +172,7 @@ class SocketDriver(Calls):
 
     def _await(self, number: int) -> Answered | Told | BedrockishError:
         """Wait for the outcome of a call, and return it; read for all threads, unless another thread does so."""
-        TURN.leave()  # other threads would wait some milliseconds before they go on without it
+        TURN.leave()  # otherwise threads that wait for the turn would wait some milliseconds
         while True:
             with self._lock:
                 if number in self._outcomes:
@@ -235,8 +235,8 @@ class SocketDriver(Calls):
     def interrupt(self) -> None:
         """End all calls for which other threads wait.
 
-        Their nodes stop them, unless voters may have them. The error of each waiting caller says whether its call can
-        have happened.
+        Their nodes stop them, unless voters may have them. The error of each waiting caller says whether its call may
+        have been committed.
         """
         notice_fork()
         with self._lock, self._reset_if_interrupted:
@@ -273,13 +273,13 @@ class SocketDriver(Calls):
         with self._lock, self._reset_if_interrupted:
             for number, link in list(self._links.items()):
                 file, _ = self._polled.get(number, (-1, 0))
-                said = found.get(file, 0)
-                if said & WRITE:
+                ready_for = found.get(file, 0)
+                if ready_for & WRITE:
                     link.flush()
-                if said & READ:
+                if ready_for & READ:
                     for payload in link.receive():
                         self._perform(self._core.received(number, payload, monotonic()))
-                if not said:
+                if not ready_for:
                     link.tend(monotonic())
             if self._wake_file in found:
                 with suppress(BlockingIOError):
@@ -316,7 +316,7 @@ class SocketDriver(Calls):
         hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client", info={BY_COLUMN: True})
         link: SocketLink | None = None
         try:
-            link = self._entry.dial_socket(dial.address, hello, dial.timeout_s, LIMITS)
+            link = self._credentials.dial_socket(dial.address, hello, dial.timeout_s, LIMITS)
             error: BedrockishError | None = None
         except (NetError, OSError) as why:
             error = explain_end(why)
@@ -377,7 +377,7 @@ class SocketDriver(Calls):
             self._dials = deque(dial for dial in self._dials if dial.link != number)
 
     def _flush_later(self, number: int) -> None:
-        """Have the reading thread flush a link or report its end: no step of the core may begin inside another."""
+        """Have the reading thread flush a link or report its end, because this step of the core is not yet complete."""
         link = self._links[number]
         if number in self._polled and link.over is None:
             self._poll.register(link, select.POLLIN | select.POLLOUT)
@@ -385,8 +385,8 @@ class SocketDriver(Calls):
         self._wake_reader()
 
     def _finish(self, call: int, outcome: Answered | Told | BedrockishError) -> None:
-        if call == self._learning:
-            self._learning = None
+        if call == self._member_call:
+            self._member_call = None
             if isinstance(outcome, Told):
                 self._core.route.learn(members_of(outcome.value), monotonic())
         elif call in self._waiting:
@@ -417,11 +417,11 @@ class SocketDriver(Calls):
             self._learn(monotonic())
 
     def _learn(self, now: float) -> None:
-        is_due = self.target.discover and now >= self._learn_at and self._calls_made != self._calls_learnt
+        is_due = self.target.discover and now >= self._next_learn_at and self._calls_made != self._calls_at_learn
         if is_due and self._links:
-            self._learn_at, self._calls_learnt = now + LEARN_S, self._calls_made
-            if self._learning is None:
-                self._learning, effects = self._core.call(Ask(0, NODES), LEARN_S, now)
+            self._next_learn_at, self._calls_at_learn = now + LEARN_S, self._calls_made
+            if self._member_call is None:
+                self._member_call, effects = self._core.call(Ask(0, NODES), LEARN_S, now)
                 self._perform(effects)
 
     def _close(self) -> None:

@@ -198,7 +198,7 @@ class Transaction:
     def fail(self, one: "LocalTransaction", error: BaseException) -> NoReturn:
         """Update the state after a statement of ``one`` has failed; raise the error for the caller."""
         assert self._local is not None
-        told = self._local.explained(one, error) if isinstance(error, BedrockishError) else error
+        told = self._local.error_for_caller(one, error) if isinstance(error, BedrockishError) else error
         self._note_error(STATEMENTS, told)
         try:
             if told is error:

@@ -11,8 +11,8 @@ import trio
 from bedrockish.api.requests import Params, Rows
 from bedrockish.api.url import NEAREST, Address
 from bedrockish.api.wire import NODES, Ask, Told
-from bedrockish.client.credentials import ClientCredentials, entry_of
-from bedrockish.client.discovery import in_order, members_of
+from bedrockish.client.credentials import ClientCredentials, credentials_of
+from bedrockish.client.discovery import in_dial_order, members_of
 from bedrockish.client.driver import Driver
 from bedrockish.client.local_file import open_local
 from bedrockish.client.request_builder import URL_VARIABLE as URL_VARIABLE
@@ -42,11 +42,11 @@ class Client(Driver, Session):
         statements = self.as_written(statements)
         await self._give_way()
         try:
-            return self.take_read(local.read_at_once(statements, level, token, AT_ONCE_S))
+            return self.note_read(local.read_at_once(statements, level, token, AT_ONCE_S))
         except TimeoutError:
             left = threading.Event()
             found = await _in_thread(lambda: local.read_until(statements, level, token, left.is_set), left.set)
-            return self.take_read(found)
+            return self.note_read(found)
 
     @asynccontextmanager
     async def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AsyncIterator[None]:
@@ -131,7 +131,7 @@ async def _in_thread(method: Callable[[], T], stop: Callable[[], None]) -> T:
         nonlocal is_running
         with lock:
             if is_cancelled:
-                raise ClientClosedError("the task that made the call was cancelled")  # its task no longer waits
+                raise ClientClosedError("the task that made the call was cancelled")  # no task gets this error
             is_running = True
         try:
             return method()
@@ -169,9 +169,9 @@ async def open_client(
         ProtocolMismatchError: a program other than a node answers, or a node of another version or cluster.
     """
     target = target_of(url)
-    entry = entry or entry_of(target)
+    entry = entry or credentials_of(target)
     measures = target.choice == NEAREST
-    addresses = await _threaded(in_order, target, entry) if measures else in_order(target, entry)
+    addresses = await _threaded(in_dial_order, target, entry) if measures else in_dial_order(target, entry)
     target = replace(target, addresses=addresses)
     body: BaseException | None = None
     file = open_local(target)

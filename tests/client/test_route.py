@@ -6,8 +6,8 @@ import trio
 from bedrockish import open_client
 from bedrockish.api.url import Address, parse_url
 from bedrockish.client import trio_client as aio
-from bedrockish.client.credentials import entry_of
-from bedrockish.client.discovery import in_order, members_of
+from bedrockish.client.credentials import credentials_of
+from bedrockish.client.discovery import in_dial_order, members_of
 from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.sansio.route import AVOID_S, Route
 from bedrockish.errors import AuthenticationError, UnavailableError
@@ -27,15 +27,15 @@ def test_client_tries_a_failed_node_last() -> None:
     this = route(A, B, C)
     assert this.next(0.0) == A
     this.leave()
-    this.failed(A, GONE, 0.0)
+    this.note_failure(A, GONE, 0.0)
     assert this.next(0.0) == B
-    this.opened(B)
+    this.note_open(B)
     this.leave()
     assert this.next(1.0) == C
-    this.opened(C)
+    this.note_open(C)
     this.leave()  # otherwise A would be next, which failed a second ago
     assert this.next(1.0) == B
-    this.opened(B)
+    this.note_open(B)
     this.leave()
     this.leave()
     assert this.next(AVOID_S + 1) == A
@@ -48,7 +48,7 @@ def test_client_tries_all_nodes_in_turn_when_all_are_dead() -> None:
         address = this.next(0.0)
         found.append(address)
         this.leave()
-        this.failed(address, GONE, 0.0)
+        this.note_failure(address, GONE, 0.0)
     assert found == [A, B, A, B]
     assert "no node can be reached at a:1, b:1: connection refused" in this.unreachable().message
 
@@ -62,9 +62,9 @@ def test_route_adds_and_drops_members_and_keeps_nodes_of_the_url() -> None:
     assert not this.learn({A: True, C: True}, 0.0)
     assert list(this.addresses) == [A, B, C]
     assert this.learn({D: False}, 0.0)
-    this.failed(A, GONE, 0.0)
+    this.note_failure(A, GONE, 0.0)
     this.leave()
-    this.failed(B, GONE, 0.0)
+    this.note_failure(B, GONE, 0.0)
     this.leave()
     assert this.next(0.0) == D  # all three are down, D by report: the next one in turn
     this.leave()
@@ -85,14 +85,14 @@ def test_node_in_use_is_kept_after_it_ceased_to_be_a_member() -> None:
 def test_wrong_password_is_reported_when_all_nodes_were_asked() -> None:
     this = route(A, B)
     this.next(0.0)
-    this.failed(A, AuthenticationError("wrong"), 0.0)
-    assert not this.is_denied
-    this.failed(B, GONE, 0.0)
-    assert this.is_denied
-    assert this.hopeless_at(0.0) < 0
+    this.note_failure(A, AuthenticationError("wrong"), 0.0)
+    assert not this.has_auth_refusal
+    this.note_failure(B, GONE, 0.0)
+    assert this.has_auth_refusal
+    assert this.give_up_at(0.0) < 0
     assert isinstance(this.unreachable(), AuthenticationError)
-    this.opened(A)
-    assert not this.is_denied
+    this.note_open(A)
+    assert not this.has_auth_refusal
 
 
 def test_malformed_addresses_of_members_are_ignored() -> None:
@@ -169,7 +169,7 @@ async def test_nearest_prefers_the_first_node_to_answer() -> None:
         far = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         hosts = url.removeprefix("bedrockish://").split(",")
         target = parse_url(f"bedrockish://{far},{hosts[1]},{hosts[0]}/?choice=nearest")
-        found = [str(one) for one in await trio.to_thread.run_sync(in_order, target, entry_of(target))]
+        found = [str(one) for one in await trio.to_thread.run_sync(in_dial_order, target, credentials_of(target))]
         assert found == [hosts[0], far, hosts[1]]
         async with open_client(f"bedrockish://{far},{hosts[0]}/?choice=nearest&discover=no") as client:
             assert (await client.execute("SELECT 1")).place == ("B", 1)
@@ -178,6 +178,6 @@ async def test_nearest_prefers_the_first_node_to_answer() -> None:
 
 def test_random_order_of_nodes_has_all_addresses() -> None:
     target = parse_url("bedrockish://a,b,c,d,e,f,g,h/?choice=random")
-    orders = {in_order(target, entry_of(target)) for _ in range(20)}
+    orders = {in_dial_order(target, credentials_of(target)) for _ in range(20)}
     assert len(orders) > 1
     assert all(sorted(order) == sorted(target.addresses) for order in orders)

@@ -80,7 +80,7 @@ def test_all_steps_of_a_transaction_use_the_link_of_its_begin() -> None:
 
 def test_token_is_sent_with_begin_and_not_with_each_step() -> None:
     w, link = begun()
-    w.core.see(Token({"A": 7}, 9))
+    w.core.merge_token(Token({"A": 7}, 9))
     step(w, STATEMENTS)
     assert w.sent[-1][1].request.token == Token()
     step(w, COMMIT)

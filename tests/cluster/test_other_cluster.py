@@ -109,7 +109,7 @@ def test_session_refuses_a_token_of_another_cluster(two: list[LocalCluster]) -> 
         ):
             fresh.execute(READ[0])
         far = replace(b._client._core.token, clock=(1 << 63) - 1)
-        b._client._core.see(far)
+        b._client._core.merge_token(far)
         with pytest.raises(UsageError, match="no node gave it"):
             b.execute(READ[0])
         with pytest.raises(UsageError, match="no node gave it"):

@@ -115,7 +115,7 @@ class Three:
 
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Three]:
-    monkeypatch.setattr(compare_nodes, "AGAIN_S", 0.0)
+    monkeypatch.setattr(compare_nodes, "RETRY_S", 0.0)
     three = Three(tmp_path)
     three.leader.run(*[f"INSERT INTO t VALUES ({n}, 'text {n}', {n}.5)" for n in range(40)])
     three.leader.run(*[f"INSERT INTO p VALUES ('{'ab'[n % 2]}{n // 5}', {n}, x'0{n % 10}')" for n in range(30)])
@@ -127,7 +127,7 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Three]:
 
 async def test_equal_nodes_have_no_differences(three: Three) -> None:
     report = await three.compare()
-    assert (report.differences, report.skipped, report.open, report.gone) == ([], [], 0, {})
+    assert (report.differences, report.skipped, report.uncompared, report.lost_nodes) == ([], [], 0, {})
     assert (report.tables, report.rows, report.nodes) == (3, 90, ["A", "B", "C"])
 
 
@@ -150,7 +150,7 @@ async def test_row_that_no_commit_wrote_is_found(three: Three, sql: str, table: 
     report = await three.compare()
     found = [(one.table, one.key, one.minority) for one in report.differences]
     assert found == [(table, key or found[0][1], ("B",))]  # a rowid that no statement chose is unpredictable
-    assert (report.skipped, report.open) == ([], 0)
+    assert (report.skipped, report.uncompared) == ([], 0)
 
 
 async def test_rows_are_judged_by_a_majority_of_all_members(three: Three) -> None:
@@ -176,7 +176,7 @@ async def test_commits_applied_by_some_nodes_are_not_differences(three: Three) -
     three.level("B")
     report = await three.compare()
     assert (report.differences, report.skipped) == ([], [])
-    assert report.open > 0, "what C has not applied was left open"
+    assert report.uncompared > 0, "what C has not applied was left open"
     three.damage("C", "UPDATE t SET v = 'wrong' WHERE id = 7")
     report = await three.compare()
     assert [(one.table, one.key, one.minority) for one in report.differences] == [("t", "7", ("C",))]
@@ -190,7 +190,7 @@ async def test_rows_written_during_the_comparison_are_compared_again(three: Thre
     three.save()
     three.before_asking = three.level
     report = await three.compare()
-    assert (report.differences, report.open) == ([], 0)
+    assert (report.differences, report.uncompared) == ([], 0)
 
 
 async def test_random_writes_at_random_cuts_never_look_like_damage(three: Three) -> None:
@@ -224,7 +224,7 @@ async def test_comparison_finds_the_node_that_lost_most_of_a_table_even_as_its_l
 async def test_comparison_continues_without_a_node_that_goes_away(three: Three) -> None:
     three.lost = {"A"}
     report = await three.compare()
-    assert (report.nodes, report.gone) == (["B", "C"], {"A": "A is gone"})
+    assert (report.nodes, report.lost_nodes) == (["B", "C"], {"A": "A is gone"})
     three.lost = {"A", "B"}
     with pytest.raises(UnavailableError, match="not two nodes"):
         await three.compare()
@@ -391,7 +391,7 @@ async def test_node_that_applies_nothing_is_asked_about_each_range_once(three: T
     three.save()
     nodes = {node: three.ask(node) for node in "ABC"}
     report = await NodeComparison(nodes, 3, limit=7, tries=1).run()
-    assert (report.differences, report.skipped, report.open) == ([], [], 21)
+    assert (report.differences, report.skipped, report.uncompared) == ([], [], 21)
     assert len(asked) == 3 * (1 + 4), "each node about the definitions, and about each range with new rows"
 
 

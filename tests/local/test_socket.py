@@ -17,7 +17,7 @@ from bedrockish import connect, dbapi, open_client
 from bedrockish.api.requests import MemberChange
 from bedrockish.api.url import Address, Target, parse_url
 from bedrockish.client.blocking import Connection, open_socket_client
-from bedrockish.client.credentials import ClientCredentials, entry_of
+from bedrockish.client.credentials import ClientCredentials, credentials_of
 from bedrockish.client.in_thread import run
 from bedrockish.common.password_hash import SALT_BYTES, hash_password
 from bedrockish.embedded import Node
@@ -265,6 +265,6 @@ def test_node_makes_its_removed_page_and_socket_again() -> None:
 
 def test_url_with_the_socket_and_a_user_needs_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BEDROCKISH_PASSWORD", raising=False)
-    assert entry_of(parse_url("bedrockish://ann@%2Fsrv%2FA.sqlite-sock")).password == ""
+    assert credentials_of(parse_url("bedrockish://ann@%2Fsrv%2FA.sqlite-sock")).password == ""
     with pytest.raises(ConfigError, match="no password"):
-        entry_of(parse_url("bedrockish://ann@%2Fsrv%2FA.sqlite-sock,b:1"))
+        credentials_of(parse_url("bedrockish://ann@%2Fsrv%2FA.sqlite-sock,b:1"))

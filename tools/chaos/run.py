@@ -139,7 +139,9 @@ async def _scrub(cluster: ProxiedCluster, counts: dict[str, int]) -> list[str]:
                         asks[node.name] = ask_range(partial(client.upkeep, timeout=60.0))
                         clients.append(client)
                     report = await NodeComparison(asks, len(asks)).run()
-                    left = [str(one) for one in report.differences] + [f"{n}: {why}" for n, why in report.gone.items()]
+                    left = [str(one) for one in report.differences] + [
+                        f"{n}: {why}" for n, why in report.lost_nodes.items()
+                    ]
                     name = "rows that differed before the scrub at the end"
                     counts[name] = max(counts[name], len(report.differences))
                     counts["rows compared at the end"] = report.rows

@@ -28,17 +28,17 @@ from bedrockish.client.sansio.retry import (
     judge,
     only_reads,
     out_of_time,
-    two_nodes_lost,
+    refused_after_two_losses,
 )
 from bedrockish.client.sansio.route import Route, voters_of
 from bedrockish.client.sansio.transaction_steps import (
     What,
     begins,
+    bound_to,
     cancelling,
     closing_step,
     ends,
     is_harmless,
-    name_of,
     node_lost,
     outcome_of,
     settle_commit,
@@ -76,7 +76,7 @@ PAYLOAD_BYTES_MAX = LinkLimits().frame_bytes_max
 class _Link:
     address: Address
     is_open: bool = False
-    cancels: bool = False  # whether the node stops cancelled calls
+    stops_cancelled: bool = False  # whether the node stops cancelled calls
     calls: set[int] = field(default_factory=set)
 
 
@@ -86,18 +86,18 @@ class _Call:
     started: float
     deadline: float
     link: int | None = None  # the link on which the call was sent; None while the call is unsent
-    lost: int = 0  # attempts that were sent and never answered
+    lost_attempts: int = 0  # attempts that may have been executed, and whose outcome is unknown
     broken_links: int = 0  # links that broke under the call, not by a graceful stop of their node
-    # Why the last link broke, if the call may crash nodes and is therefore settled instead of sent again.
-    suspected: BedrockishError | None = None
-    shortened: bool = False  # whether the attempt has only a part of the call's time
+    # Why the last link broke, if the call may have crashed nodes. Then it is settled, and not sent again.
+    crash_error: BedrockishError | None = None
+    shortened: bool = False  # whether the node got only a part of the call's time, to leave time for another node
     tries: int = 0  # failed attempts
     retry_at: float = -math.inf
     error: BedrockishError | None = None
 
     @property
     def harmless(self) -> bool:
-        """Whether the call cannot change anything. Computed only when needed, because it parses the text."""
+        """Whether the call cannot change anything. This parses the text, so it is computed only when needed."""
         if isinstance(self.what, Request):
             return only_reads(self.what)
         return not isinstance(self.what, wire.Step) or is_harmless(self.what)
@@ -105,12 +105,12 @@ class _Call:
     @property
     def name(self) -> str | None:
         """The id of the open transaction or stream whose link the call must use; None if any node can answer."""
-        return None if isinstance(self.what, Request) else name_of(self.what)
+        return None if isinstance(self.what, Request) else bound_to(self.what)
 
 
 @dataclass(slots=True)
 class _BoundLink:
-    """The link on which a transaction or a streamed result is open, and with which the transaction or result ends."""
+    """The link on which a transaction or a streamed result is open. Both end if the link ends."""
 
     link: int
     what: wire.Step  # the step that opened the transaction or the result
@@ -120,7 +120,7 @@ class _BoundLink:
 class ClientCore:
     """All calls of one client, from the moment they are made to their outcome.
 
-    Why so large: Calls, links and the homes of open transactions refer to each other, and one event of a link may
+    Why so large: Calls, links and the links of open transactions refer to each other, and one event of a link may
     change all three.
     """
 
@@ -141,9 +141,9 @@ class ClientCore:
         self._links: dict[int, _Link] = {}
         self._current: int | None = None
         self._calls: dict[int, _Call] = {}
-        self._unsent: set[int] = set()  # the calls that are on no link
-        self._due = math.inf  # the earliest deadline of a call
-        self._homes: dict[str, _BoundLink] = {}
+        self._unsent: set[int] = set()  # the calls that wait to be sent, for the first time or again
+        self._due = math.inf  # the earliest deadline of a call; it may have ended since
+        self._bound_links: dict[str, _BoundLink] = {}
         self._numbers = 0
         self._only_read: OrderedDict[str, None] = OrderedDict()
 
@@ -153,7 +153,7 @@ class ClientCore:
         """Begin a call; return its number and effects. A later ``Finish`` with this number has the outcome."""
         number, call = self._next_number(), _Call(what, now, now + timeout_s)
         # A SETTLE follows an attempt whose answer was lost: count that attempt.
-        call.lost = int(isinstance(what, wire.Step) and what.op == wire.SETTLE)
+        call.lost_attempts = int(isinstance(what, wire.Step) and what.op == wire.SETTLE)
         link = self._free_link(call, now)
         self._add(number, call)
         if link is None:
@@ -163,16 +163,16 @@ class ClientCore:
         return number, effects
 
     def _free_link(self, call: _Call, now: float) -> int | None:
-        """Return the link on which a new call can be sent at once; None if the call must wait, or another call is due.
+        """Return the link on which a new call can be sent at once; None if ``_pump`` must choose the link.
 
-        Nearly all calls are sent this way. The pump would find the same link, but checks all other calls first.
+        Nearly all calls are sent this way. ``_pump`` would find the same link, but checks all other calls first.
         """
         if self._unsent or now >= self._due or now >= call.deadline:
             return None
         name = call.name
         if name is not None:
-            home = self._homes.get(name)
-            return None if home is None else home.link
+            bound = self._bound_links.get(name)
+            return None if bound is None else bound.link
         if self._current is None:
             return None
         link = self._links[self._current]
@@ -185,7 +185,7 @@ class ClientCore:
             self._due = call.deadline
 
     def cancel(self, call: int, now: float) -> list[Effect]:
-        """Forget a call whose caller no longer waits, and have its node stop it; it may happen nevertheless.
+        """Forget a call whose caller no longer waits, and have its node stop it; it may be committed nevertheless.
 
         Also end the transaction or stream that it has opened, or may have opened.
         """
@@ -193,15 +193,15 @@ class ClientCore:
         self._forget(call)
         if one is not None:
             self._stop(call, one, now, effects)
-        for home in [home for home in self._homes.values() if home.number == call]:
-            self._close_opened(home.what, home.link, now)
+        for bound in [bound for bound in self._bound_links.values() if bound.number == call]:
+            self._close_opened(bound.what, bound.link, now)
         return self._pump(now, effects)
 
     def interrupt(self, now: float) -> list[Effect]:
-        """Give up all waiting calls; the error of each says whether it can have happened."""
+        """Give up all waiting calls; the error of each says whether it may have been committed."""
         effects: list[Effect] = []
         for number, call in list(self._calls.items()):
-            uncertain = not call.harmless and (call.lost > 0 or call.link is not None)
+            uncertain = not call.harmless and (call.lost_attempts > 0 or call.link is not None)
             error: BedrockishError = DeadlineError("the program interrupted the call; it did not happen")
             if uncertain:
                 why = DeadlineError("the program interrupted the call")
@@ -212,11 +212,11 @@ class ClientCore:
             effects.append(Finish(number, error))
         return [*effects, *self._pump(now)]
 
-    def see(self, token: Token) -> None:
+    def merge_token(self, token: Token) -> None:
         """Merge a token into the session's: the token of an answer, of a read in this process or of another session."""
         self.token = self._merged(token)
 
-    def belong(self, what: str, cluster_id: str) -> None:
+    def bind_to_cluster(self, what: str, cluster_id: str) -> None:
         """Bind the session to the cluster of a token or a cursor that the caller gave.
 
         Args:
@@ -235,14 +235,14 @@ class ClientCore:
         core = ClientCore(self._target, self._draw, self.token, self._backoff)
         core.cluster_id, core.is_bound, core.values = self.cluster_id, self.is_bound, replace(self.values)
         core.temporary, core.on_commit = replace(self.temporary), self.on_commit
-        core._inherited = self._inherited | frozenset(self._homes)
+        core._inherited = self._inherited | frozenset(self._bound_links)
         return core
 
     def after_reset(self) -> "ClientCore":
-        """Return the core of the same session after all links and calls were given up.
+        """Return a core without links and calls for the same session, after all of them were given up.
 
-        The numbers of calls continue, so that no outcome goes to another call. The name of the TEMP objects is kept,
-        so that the next statement reports their loss.
+        The numbers of calls continue, so that a late outcome is not taken for that of another call. The name of the
+        TEMP objects is kept, so that the next statement reports their loss.
         """
         core = ClientCore(self._target, self._draw, self.token, self._backoff)
         core.cluster_id, core.is_bound, core.values = self.cluster_id, self.is_bound, self.values
@@ -251,7 +251,9 @@ class ClientCore:
         return core
 
     def leave(self, now: float, towards: Sequence[Address] = ()) -> list[Effect]:
-        """Move to another node, if there is one; to one of ``towards``, if any. Calls under way stay on their links."""
+        """Move to another node, if there is one; to one of ``towards``, if any are given. Sent calls stay on their
+        links.
+        """
         if self._current is not None:
             self._leave_node(self._current, now, towards)
         return self._pump(now)
@@ -263,7 +265,7 @@ class ClientCore:
         return link.address if link is not None and link.is_open else None
 
     def has_only_read(self, command: str) -> bool:
-        """Return whether a command was answered recently and only read, so that no journal entry can settle it."""
+        """Return whether a command was answered recently and only read, so that no journal entry records it."""
         return command in self._only_read
 
     def close(self) -> list[Effect]:
@@ -271,7 +273,7 @@ class ClientCore:
         effects: list[Effect] = []
         for number, call in list(self._calls.items()):
             error: BedrockishError = ClientClosedError("the client was closed during the call")
-            if not call.harmless and (call.lost or call.link is not None):
+            if not call.harmless and (call.lost_attempts or call.link is not None):
                 error = out_of_time(call.what, uncertain=True, waited_s=0, last=error)
             effects.append(Finish(number, error))
         effects.extend(HangUp(number) for number in self._links)
@@ -284,7 +286,7 @@ class ClientCore:
     @property
     def has_open(self) -> bool:
         """Whether a transaction or a streamed result is open at a node."""
-        return bool(self._homes)
+        return bool(self._bound_links)
 
     def deadline(self) -> float:
         """Return when to call ``woken`` if nothing else happens; infinity for never."""
@@ -297,8 +299,8 @@ class ClientCore:
                 times.append(call.retry_at)
             else:
                 ready = True
-            if not call.lost or call.harmless:
-                times.append(self.route.hopeless_at(call.started))
+            if not call.lost_attempts or call.harmless:
+                times.append(self.route.give_up_at(call.started))
         if ready and self._current is None:
             times.append(self.route.redial_at)
         return min(times)
@@ -319,14 +321,14 @@ class ClientCore:
                 )
                 return [HangUp(link), *self.closed(link, error, now)]
             self.cluster_id = found or self.cluster_id
-            one.is_open, one.cancels = True, info.get(wire.CANCELS) is True
-            self.route.opened(one.address)
+            one.is_open, one.stops_cancelled = True, info.get(wire.CANCELS) is True
+            self.route.note_open(one.address)
         return self._pump(now)
 
     @property
     def _has_acted(self) -> bool:
-        """Whether this session may have read or written data; otherwise it may still move to another cluster."""
-        return self.is_bound or self.token != Token() or any(call.lost for call in self._calls.values())
+        """Whether this session may have read or written data; until then it may use any cluster at its addresses."""
+        return self.is_bound or self.token != Token() or any(call.lost_attempts for call in self._calls.values())
 
     def closed(self, link: int, error: BedrockishError, now: float) -> list[Effect]:
         """Process the failure to open a link, or the end of an open link; return the effects."""
@@ -337,7 +339,7 @@ class ClientCore:
     def received(self, link: int, payload: bytes, now: float) -> list[Effect]:
         """Process a payload received on a link; return the effects."""
         if link not in self._links:
-            return []  # this end has given the link up
+            return []  # the client has given up the link
         try:
             reply = wire.decode_reply(payload)
         except ProtocolMismatchError as error:
@@ -360,7 +362,7 @@ class ClientCore:
         if isinstance(reply, wire.Answered):
             if reply.answer.token is not self.token:
                 # The answer of a cancelled call counts, too: the node assumes that the session has seen the answer.
-                self.see(reply.answer.token)
+                self.merge_token(reply.answer.token)
             if reply.answer.place is not None and self.on_commit is not None:
                 self.on_commit(reply.answer.place, reply.answer.token.clock)
         call = self._calls.get(reply.id)
@@ -388,16 +390,16 @@ class ClientCore:
         """End a call that has failed at a node, or have it sent again, to this node or another one."""
         call.error = reply.error
         if begins(call.what, reply):  # BEGIN has succeeded, and its first statement has failed
-            self._homes[call.what.request.command] = _BoundLink(link, call.what, reply.id)
+            self._bound_links[call.what.request.command] = _BoundLink(link, call.what, reply.id)
             meaning = FailureMeaning.FINAL
-        elif self._is_tied(call) and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
+        elif self._needs_its_node(call) and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
             if ends(call.what, reply):
-                self._homes.pop(call.what.request.command, None)
+                self._bound_links.pop(call.what.request.command, None)
             if voters := voters_of(reply.error):
                 self._leave_node(link, now, voters)  # the transaction can then be run again at a voter
             meaning = FailureMeaning.FINAL
         else:
-            meaning = self._judge(call, reply.error, now)
+            meaning = self._meaning_of(call, reply.error, now)
         if meaning is FailureMeaning.FINAL:
             self._forget(reply.id)
             effects.append(Finish(reply.id, reply.error))
@@ -405,34 +407,34 @@ class ClientCore:
         if meaning is FailureMeaning.ELSEWHERE:
             self._leave_node(link, now, voters_of(reply.error))
         elif meaning is FailureMeaning.LOST:
-            call.lost += 1
+            call.lost_attempts += 1
             self._leave_node(link, now)
         self._retry(reply.id, call, now)
         if meaning is FailureMeaning.AGAIN:  # the same node is asked again, after a longer pause
             call.retry_at = now + self._backoff.pause_s(call.tries, self._draw)
 
     @staticmethod
-    def _is_tied(call: _Call) -> bool:
+    def _needs_its_node(call: _Call) -> bool:
         """Return whether only one node can run a call: a transaction executed on the node's file, for example."""
         return call.name is not None or (isinstance(call.what, wire.Step) and bool(call.what.prepared))
 
-    def _judge(self, call: _Call, error: BedrockishError, now: float) -> FailureMeaning:
+    def _meaning_of(self, call: _Call, error: BedrockishError, now: float) -> FailureMeaning:
         shortened = call.shortened and now < call.started + 0.8 * (call.deadline - call.started)
         if isinstance(error, ForgottenError) and call.tries + 1 >= len(self.route.addresses):
-            return FailureMeaning.FINAL  # all nodes were asked, so no other node can know more
-        return judge(error, lost=call.lost, harmless=call.harmless, shortened=shortened)
+            return FailureMeaning.FINAL  # all nodes were asked: none knows the outcome
+        return judge(error, lost=call.lost_attempts, harmless=call.harmless, shortened=shortened)
 
     def _process_step(
         self, link: int, call: _Call, reply: wire.Answered | wire.Told
     ) -> wire.Answered | wire.Told | BedrockishError:
         """Record that a reply begins or ends a transaction or a stream; return the outcome for the caller."""
         if begins(call.what, reply):
-            self._homes[call.what.request.command] = _BoundLink(link, call.what, reply.id)
+            self._bound_links[call.what.request.command] = _BoundLink(link, call.what, reply.id)
         elif ends(call.what, reply):
-            self._homes.pop(call.what.request.command, None)
+            self._bound_links.pop(call.what.request.command, None)
         outcome = outcome_of(call.what, reply)
-        if call.suspected is not None and isinstance(outcome, UnavailableError):
-            return two_nodes_lost(call.suspected)
+        if call.crash_error is not None and isinstance(outcome, UnavailableError):
+            return refused_after_two_losses(call.crash_error)
         return outcome
 
     def _note_only_read(self, request: Request, reply: wire.Reply) -> None:
@@ -443,9 +445,9 @@ class ClientCore:
                 self._only_read.popitem(last=False)
 
     def _retry(self, number: int, call: _Call, now: float) -> None:
-        """Have a call sent again after a pause; in place of a COMMIT, have a step sent that settles its outcome."""
+        """Have a call sent again after a pause; for a COMMIT, have a step sent instead that settles its outcome."""
         if isinstance(call.what, wire.Step) and call.what.op == wire.COMMIT and not call.harmless:
-            self._homes.pop(call.what.request.command, None)
+            self._bound_links.pop(call.what.request.command, None)
             call.what = settle_commit(call.what)
         if call.link is not None and call.link in self._links:
             self._links[call.link].calls.discard(number)
@@ -465,7 +467,7 @@ class ClientCore:
         """Have the node of a forgotten call stop it, and end the transaction or stream that it may have opened."""
         link = None if call.link is None else self._links.get(call.link)
         asked = cancelling(call.what, number)
-        if link is not None and link.cancels and asked is not None:
+        if link is not None and link.stops_cancelled and asked is not None:
             assert call.link is not None
             effects.append(Send(call.link, wire.encode_call(wire.Ask(self._next_number(), wire.CANCEL, asked=asked))))
         self._close_opened(call.what, call.link, now)
@@ -474,7 +476,7 @@ class ClientCore:
         """Send ROLLBACK or CLOSE on the link of an abandoned call, which may have opened a transaction or stream."""
         end = closing_step(what)
         if end is not None and link is not None and link in self._links:
-            self._homes[end.request.command] = _BoundLink(link, end, 0)
+            self._bound_links[end.request.command] = _BoundLink(link, end, 0)
             self._add(self._next_number(), _Call(end, now, now + DIAL_TIMEOUT_S))
 
     def _forget(self, number: int) -> None:
@@ -494,29 +496,29 @@ class ClientCore:
             self._current = None
             self.route.leave()
         if not link.is_open:
-            self.route.failed(link.address, error, now)
+            self.route.note_failure(link.address, error, now)
             return
         if is_refusal(error):
-            self.route.refused(link.address, error, now)
+            self.route.note_refusal(link.address, error, now)
         else:
-            self.route.lost(error)
-        self._homes = {name: home for name, home in self._homes.items() if home.link != number}
+            self.route.note_end(error)
+        self._bound_links = {name: bound for name, bound in self._bound_links.items() if bound.link != number}
         for lost in link.calls:
             call = self._calls[lost]
             is_untaken = bool(error.details.get(wire.UNTAKEN)) or is_refusal(error)
-            call.lost += not is_untaken
+            call.lost_attempts += not is_untaken
             call.broken_links += not (is_refusal(error) or is_graceful_stop(error))
             if call.broken_links >= BROKEN_LINKS_MAX and has_text(call.what):
                 if call.harmless or not isinstance(call.what, Request):
                     del self._calls[lost]
-                    effects.append(Finish(lost, two_nodes_lost(error)))
+                    effects.append(Finish(lost, refused_after_two_losses(error)))
                     continue
-                # Ask for the outcome, without the text, which may have crashed the nodes.
-                call.what, call.suspected = settle_request(call.what), error
+                # Settle the outcome. This step has no statements, which may have crashed the nodes.
+                call.what, call.crash_error = settle_request(call.what), error
             call.error = error if call.name is None else node_lost(call.what, str(link.address), error)
             self._retry(lost, call, now)
 
-    # --- effects that are due ---
+    # --- sending what is due ---
 
     def _pump(self, now: float, effects: list[Effect] | None = None) -> list[Effect]:
         """Return the given effects, followed by all that are due now."""
@@ -524,16 +526,16 @@ class ClientCore:
         if self._unsent or now >= self._due:
             self._send_calls(now, effects)
         if len(self._links) > (self._current is not None):
-            homes = {home.link for home in self._homes.values()}
+            used = {bound.link for bound in self._bound_links.values()}
             for number, idle in list(self._links.items()):
-                if number != self._current and not idle.calls and number not in homes:
+                if number != self._current and not idle.calls and number not in used:
                     del self._links[number]
                     effects.append(HangUp(number))
         return effects
 
     def _send_calls(self, now: float, effects: list[Effect]) -> None:
-        """End late calls, send the calls that can be sent now, and dial a node if no link is open for these."""
-        self._expire(now, effects)
+        """End late calls, send the calls that can be sent now, and dial a node if calls wait without any link."""
+        self._end_late(now, effects)
         ready = self._ready(now, effects)
         for number in ready:
             self._calls[number].retry_at = -math.inf  # the call's pause is over, so no further wake-up is needed
@@ -547,7 +549,7 @@ class ClientCore:
                     self._send(self._current, link, number, now, effects)
 
     def _ready(self, now: float, effects: list[Effect]) -> list[int]:
-        """Return the calls that can be sent to any node now; send or end the calls that are tied to a link."""
+        """Return the calls that are due and that any node can answer; send or end those that need a certain link."""
         ready: list[int] = []
         for number in sorted(self._unsent):
             call = self._calls[number]
@@ -556,8 +558,8 @@ class ClientCore:
             name = call.name
             if name is None:
                 ready.append(number)
-            elif name in self._homes:
-                link = self._homes[name].link
+            elif name in self._bound_links:
+                link = self._bound_links[name].link
                 self._send(link, self._links[link], number, now, effects)
             else:
                 self._forget(number)
@@ -621,23 +623,27 @@ class ClientCore:
         call.shortened = goes_anywhere and not is_prepared and len(self.route.addresses) > 1 and timeout_s > patience_s
         if call.shortened:
             timeout_s = patience_s
-        # An UPDATE that finds no row is answered from a snapshot, like a read. After a lost attempt the snapshot must
-        # be new enough to include that attempt's commit.
-        read = STRICT if call.lost and not call.harmless and not isinstance(call.what, wire.Step) else request.read
+        # An UPDATE that finds no row is answered from a snapshot, like a read. If an attempt was lost, the snapshot
+        # must be new enough to include the commit of that attempt.
+        read = (
+            STRICT
+            if call.lost_attempts and not call.harmless and not isinstance(call.what, wire.Step)
+            else request.read
+        )
         # The BEGIN of an open transaction has sent the token already.
         token = self._merged(request.token) if goes_anywhere else request.token
         return token, timeout_s, longest_s, read
 
     def _merged(self, token: Token) -> Token:
         mine = self.token
-        # Between two commits, each answer has the token that the session has already.
+        # In most cases an answer has the same token as the session, because nothing was committed in between.
         if token is mine or (not token.vector and not token.clock):
             return mine
         if token.vector == mine.vector:
             return token if token.clock > mine.clock else mine
         return Token(merge(mine.vector, token.vector), max(mine.clock, token.clock))
 
-    def _expire(self, now: float, effects: list[Effect]) -> None:
+    def _end_late(self, now: float, effects: list[Effect]) -> None:
         """End the calls whose time is over, or for which no node can be reached."""
         is_due = now >= self._due
         for number in sorted(self._calls if is_due else self._unsent):
@@ -645,19 +651,21 @@ class ClientCore:
             waits_for_link = call.link is None and self.route.unreachable_since is not None
             if now < call.deadline and not waits_for_link:
                 continue
-            certain = not call.lost or call.harmless  # no lost attempt can have changed anything
-            hopeless = waits_for_link and certain and now >= self.route.hopeless_at(call.started)
-            if now < call.deadline and not hopeless:
+            certain = not call.lost_attempts or call.harmless  # no lost attempt can have changed anything
+            is_unreachable = waits_for_link and certain and now >= self.route.give_up_at(call.started)
+            if now < call.deadline and not is_unreachable:
                 continue
-            uncertain = not call.harmless and (call.lost > 0 or call.link is not None)
-            if self.route.unreachable_since is not None and (call.error is None or (certain and self.route.is_refused)):
+            uncertain = not call.harmless and (call.lost_attempts > 0 or call.link is not None)
+            if self.route.unreachable_since is not None and (
+                call.error is None or (certain and self.route.has_lasting_refusal)
+            ):
                 error = self.route.unreachable()
             else:
                 error = out_of_time(call.what, uncertain=uncertain, waited_s=now - call.started, last=call.error)
             self._forget(number)
             self._close_opened(call.what, call.link, now)
             if isinstance(call.what, wire.Step) and call.what.op in (wire.ROLLBACK, wire.CLOSE):
-                self._homes.pop(call.what.request.command, None)  # else the link would be kept open
+                self._bound_links.pop(call.what.request.command, None)  # else the link would be kept open
             effects.append(Finish(number, error))
         if is_due:
             self._due = min((call.deadline for call in self._calls.values()), default=math.inf)
@@ -675,6 +683,6 @@ def open_core(target: Target, draw: Callable[[], float], token: bytes | None) ->
     """
     core = ClientCore(target, draw)
     seen, cluster_id = open_token(token)
-    core.belong("the session token", cluster_id)
-    core.see(seen)
+    core.bind_to_cluster("the session token", cluster_id)
+    core.merge_token(seen)
     return core

@@ -27,7 +27,7 @@ _READS = frozenset({"SELECT", "VALUES", "EXPLAIN"})
 
 
 def only_reads(request: Request) -> bool:
-    """Return whether a command certainly changes nothing."""
+    """Return whether a command certainly changes nothing, judged by the first word of each statement."""
     if request.change is not None:
         return False
     return all(verb_of(statement.sql) in _READS for statement in request.statements)
@@ -49,17 +49,17 @@ class Backoff:
 class FailureMeaning(Enum):
     """The meaning of a failed attempt for its call."""
 
-    FINAL = "the caller gets this error: it did not happen"
-    ELSEWHERE = "nothing happened at this node; ask another"
-    LOST = "the node does not know its outcome; ask again"
-    AGAIN = "ask again: the time is not over, or an earlier attempt may still have happened"
+    FINAL = "the caller gets this error: the call was not committed"
+    ELSEWHERE = "this attempt was not committed; ask another node"
+    LOST = "this attempt may have been committed; ask another node"
+    AGAIN = "this attempt was not committed, but an earlier one may have been, or there is time; ask the same node"
 
 
 def judge(error: BedrockishError, *, lost: int, harmless: bool, shortened: bool = False) -> FailureMeaning:
     """Return what to do after an error from a node.
 
     Args:
-        lost: the number of earlier attempts of this command whose answer was lost.
+        lost: the number of earlier attempts of this command whose outcome is unknown.
         harmless: whether the call cannot change anything.
         shortened: whether the attempt had only a part of the call's time, and there is time left.
     """
@@ -94,14 +94,14 @@ def is_refusal(error: BedrockishError) -> bool:
     return error.details.get("reason") == REFUSED
 
 
-def two_nodes_lost(last: BedrockishError) -> UnavailableError:
+def refused_after_two_losses(last: BedrockishError) -> UnavailableError:
     """Return the error for a call that did not happen, but under which two links broke; ``last``: the second error."""
     error = UnavailableError(
         "two nodes were lost while they had this request, so it is not sent to a third one, which it may crash; "
         f"the request did not happen: read the nodes' logs before you send it again ({last.message})",
         reason="two_died",
     )
-    # else a loop such as ``run_transaction`` would send the request again, which could crash two more nodes
+    # Otherwise a loop such as ``run_transaction`` would send the request again, which could crash two more nodes.
     error.retry = False
     return error
 

@@ -41,29 +41,29 @@ class Route:
     def __init__(self, target: Target, backoff: Backoff, draw: Callable[[], float]) -> None:
         self._target, self._backoff, self._draw = target, backoff, draw
         self.addresses = tuple(target.addresses)  # all nodes that may be asked
-        self._turn = 0
+        self._position = 0
         self._failures = 0  # dials that failed since a link was last opened
         self._avoid_until: dict[Address, float] = {}
-        self._denied: AuthenticationError | None = None
+        self._auth_error: AuthenticationError | None = None
         self.redial_at = -math.inf  # when the next link may be dialled
-        # Since when no node can be reached; None while a node can be reached, and before the first attempt.
+        # Since when the client has tried to open a link; None while a link is open, and before the first attempt.
         self.unreachable_since: float | None = None
         self.error: BedrockishError | None = None  # why the last link could not be opened, or was lost
 
     def next(self, now: float) -> Address:
-        """Return the node to dial now."""
+        """Return the node to dial now: the next of the list that was not found unreachable shortly before."""
         if self.unreachable_since is None:
             self.unreachable_since = now
         count = len(self.addresses)
-        turns = [(self._turn + step) % count for step in range(count)]
+        turns = [(self._position + step) % count for step in range(count)]
         alive = [turn for turn in turns if self._avoid_until.get(self.addresses[turn], -math.inf) <= now]
-        self._turn = (alive or turns)[0]
-        return self.addresses[self._turn]
+        self._position = (alive or turns)[0]
+        return self.addresses[self._position]
 
-    def opened(self, address: Address) -> None:
+    def note_open(self, address: Address) -> None:
         """Record that a link to the current node is open."""
         self._failures = 0
-        self._denied = None
+        self._auth_error = None
         self._avoid_until.pop(address, None)
         self.unreachable_since = None
 
@@ -74,45 +74,45 @@ class Route:
             towards: nodes that the last node has named, best first; they are added to the list.
             now: the present time, in seconds: nodes that were found unreachable shortly before come last.
         """
-        self._turn += 1
+        self._position += 1
         if towards:
             new = [address for address in towards if address not in self.addresses]
             self.addresses += tuple(new[: max(0, LEARNT_MAX - len(self.addresses))])
             here = [address for address in towards if address in self.addresses]
             here.sort(key=lambda address: self._avoid_until.get(address, -math.inf) > now)
-            self._turn = self.addresses.index(here[0]) if here else self._turn
+            self._position = self.addresses.index(here[0]) if here else self._position
 
-    def lost(self, error: BedrockishError) -> None:
+    def note_end(self, error: BedrockishError) -> None:
         """Record that an open link has ended."""
         self.error = error
 
-    def failed(self, address: Address, error: BedrockishError, now: float) -> None:
+    def note_failure(self, address: Address, error: BedrockishError, now: float) -> None:
         """Record that a link could not be opened, and avoid its node for ``AVOID_S``."""
         self.error = error
         if isinstance(error, AuthenticationError):
-            self._denied = error
+            self._auth_error = error
         self._failures += 1
         self._avoid_until[address] = now + AVOID_S
         rounds, rest = divmod(self._failures, len(self.addresses))
         self.redial_at = now if rest else now + self._backoff.pause_s(rounds, self._draw)
 
-    def refused(self, address: Address, error: BedrockishError, now: float) -> None:
-        """Record that a node has closed an open link at its limit of clients; pause if every node is avoided now."""
-        self.failed(address, error, now)
+    def note_refusal(self, address: Address, error: BedrockishError, now: float) -> None:
+        """Record that a node has closed a link because of its limit of clients; pause if all nodes are avoided now."""
+        self.note_failure(address, error, now)
         if all(self._avoid_until.get(one, -math.inf) > now for one in self.addresses):
             self.redial_at = now + self._backoff.pause_s(1, self._draw)
 
     def learn(self, found: Mapping[Address, bool], now: float) -> bool:
         """Add the members of the cluster, each with whether other nodes reach it; return whether any was new.
 
-        The addresses of the URL stay, because only clients may know these names of the nodes.
+        The addresses of the URL stay: perhaps the clients can only reach the nodes under these.
         """
         known = {*self._target.addresses, *found}
-        here = self.addresses[self._turn % len(self.addresses)]
+        here = self.addresses[self._position % len(self.addresses)]
         kept = [address for address in self.addresses if address in known or address == here]
         new = [address for address in found if address not in kept][: max(0, LEARNT_MAX - len(kept))]
         self.addresses = (*kept, *new)
-        self._turn = self.addresses.index(here)
+        self._position = self.addresses.index(here)
         for address, is_up in found.items():
             if is_up:
                 self._avoid_until.pop(address, None)
@@ -121,28 +121,28 @@ class Route:
         return bool(new)
 
     @property
-    def is_denied(self) -> bool:
+    def has_auth_refusal(self) -> bool:
         """Whether every node was asked, and one of them refused the credentials."""
-        return self._denied is not None and self._failures >= len(self.addresses)
+        return self._auth_error is not None and self._failures >= len(self.addresses)
 
     @property
-    def is_refused(self) -> bool:
+    def has_lasting_refusal(self) -> bool:
         """Whether every node was asked, and each refused the client's credentials or belongs to another cluster."""
         is_other = isinstance(self.error, ProtocolMismatchError) and self._failures >= len(self.addresses)
-        return is_other or self.is_denied
+        return is_other or self.has_auth_refusal
 
-    def hopeless_at(self, started: float) -> float:
-        """Return when a call begun at ``started`` may be given up because no node is reachable; infinity for never."""
+    def give_up_at(self, started: float) -> float:
+        """Return when a call begun at ``started`` is given up because no node can be reached; infinity for never."""
         if self.unreachable_since is None:
             return math.inf
-        if self.is_denied:
+        if self.has_auth_refusal:
             return -math.inf
         return max(self.unreachable_since, started) + self._target.connect_timeout_s
 
     def unreachable(self) -> BedrockishError:
         """Return the error for a call for which no node could be reached."""
-        if self._denied is not None:
-            return self._denied
+        if self._auth_error is not None:
+            return self._auth_error
         if isinstance(self.error, ProtocolMismatchError):
             return self.error
         where = ", ".join(str(address) for address in self.addresses)

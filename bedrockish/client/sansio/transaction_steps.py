@@ -17,8 +17,8 @@ from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 What = Request | wire.Ask | wire.Step
 
 
-def name_of(what: What) -> str | None:
-    """Return the id of the transaction or stream on whose link a call must be sent; None if any node can answer it."""
+def bound_to(what: What) -> str | None:
+    """Return the id of the transaction or stream whose link a call must use; None if any node can answer the call."""
     if isinstance(what, wire.Step) and what.op not in (wire.BEGIN, wire.SETTLE, wire.STREAM) and not what.prepared:
         return what.request.command
     if isinstance(what, wire.Ask) and what.op == wire.EXPLAIN and what.asked is not None:
@@ -56,9 +56,10 @@ def closing_step(what: What) -> wire.Step | None:
 
 
 def cancelling(what: What, number: int) -> dict[str, object] | None:
-    """Return the fields of the CANCEL of a call; None if the call is short, or must end as it would without a CANCEL.
+    """Return the fields of the CANCEL of a call; None for a call that is not cancelled.
 
-    A COMMIT goes on, because its outcome can be asked for. ``closing_step`` ends what BEGIN and STREAM may have opened.
+    Short calls are not cancelled, nor is a COMMIT, whose outcome can be asked for. ``closing_step`` ends the
+    transaction or stream that a BEGIN or STREAM may have opened.
     """
     if isinstance(what, Request):
         return {"command": what.command}

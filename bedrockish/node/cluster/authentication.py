@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from bedrockish.api.url import Target
-from bedrockish.client.credentials import ClientCredentials, entry_of
+from bedrockish.client.credentials import ClientCredentials, credentials_of
 from bedrockish.common.access_token import FOR_S_MAX, AccessToken, is_signed, make_token, read_token
 from bedrockish.common.password_hash import PASSWORD_CHARACTERS_MAX, SALT_BYTES, PasswordHash, hash_password, read_hash
 from bedrockish.config.config import Config
@@ -139,7 +139,7 @@ class Credentials:
         Raises:
             ConfigError: the URL names a file that cannot be used.
         """
-        given = ClientCredentials() if target is None else entry_of(target)
+        given = ClientCredentials() if target is None else credentials_of(target)
         return replace(given, ssl_context=given.ssl_context or self.dial_context)
 
 

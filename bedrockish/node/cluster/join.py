@@ -20,7 +20,7 @@ import trio
 from bedrockish.api.requests import ADD, PROMOTE, MemberChange
 from bedrockish.api.url import Address, Target, hide_password, parse_url
 from bedrockish.api.wire import JOIN, SNAPSHOT, Ask, AskChunk, Failed, Told, decode_reply, encode_call
-from bedrockish.client.credentials import ClientCredentials, entry_of
+from bedrockish.client.credentials import ClientCredentials, credentials_of
 from bedrockish.client.link_end import explain_end
 from bedrockish.client.request_builder import new_command
 from bedrockish.client.trio_client import open_client
@@ -343,7 +343,7 @@ async def back_up(url: str, path: Path, others: Iterable[Address] = ()) -> int:
 
 async def _back_up(url: str, path: Path, others: Iterable[Address]) -> int:
     target = parse_url(url)
-    entry = entry_of(target)
+    entry = credentials_of(target)
     unfinished = path.with_name(path.name + ".part")
     last = UnavailableError(f"no node can be asked at {hide_password(url)}")
     for address in dict.fromkeys((*target.addresses, *others)):

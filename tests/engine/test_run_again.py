@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bedrockish.errors import TooLargeError
+from bedrockish.engine.statements.guard import Guard
+from bedrockish.errors import ConstraintError, TooLargeError
 from tests.engine.test_interactive import Desk, plain
 
 
@@ -85,6 +86,26 @@ def test_failed_statement_that_runs_again_leaves_the_transaction_unchanged(
     assert desk.run(work, "SELECT id FROM child WHERE id > 100") == children
     desk.commit(work)
     assert [(desk.node.rows("SELECT id FROM child WHERE id > 100"), -1)] == children
+
+
+def test_statement_that_fails_at_its_first_run_is_compiled_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many programs try to insert a row that may exist already."""
+    plain(desk)
+    work, sql = desk.begin(), "INSERT INTO child  VALUES (?, ?)"
+    desk.run(work, "INSERT INTO child VALUES (101, 1)")
+    compiled: list[str] = []
+    original = Guard.compile_next
+
+    def noted(self: Guard, text: str, *arguments: Any, **options: Any) -> Any:
+        compiled.append(text)
+        return original(self, text, *arguments, **options)
+
+    monkeypatch.setattr(Guard, "compile_next", noted)
+    for number in range(3):
+        with pytest.raises(ConstraintError):
+            desk.run(work, (sql, (101, 1)))
+        assert desk.run(work, (sql, (102 + number, 1))) == [([], 1)]
+    assert compiled == [sql]
 
 
 def test_write_that_runs_again_and_is_refused_after_its_change_leaves_no_row(tmp_path: Path) -> None:

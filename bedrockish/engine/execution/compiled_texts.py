@@ -123,21 +123,23 @@ class CompiledTexts:
                 continue
             if piece.kind == WRITE:
                 piece.with_ids = self.with_ids(piece)
-            given = self._checked(
-                piece, binder, rights, is_last=statement_start(statement.sql, at) == len(statement.sql)
-            )
+            is_last = statement_start(statement.sql, at) == len(statement.sql)
+            given = self._checked(piece, binder, rights, is_last=is_last)
             found.append(piece)
             until_schema = until_schema and piece.kind != SCHEMA and not piece.defines_temporary
+            if is_last and found == [piece] and piece.kind == WRITE and until_schema:
+                self._cache(texts, statement.sql, found)  # also if it fails: many programs try to insert a row
             yield given
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
-        if until_schema:  # statements after a schema statement are compiled for a schema that is rolled back
+        # Statements after a schema statement are compiled for a schema that is rolled back.
+        if until_schema and statement.sql not in texts:
             self._cache(texts, statement.sql, found)
         if form and statement.sql in texts:
             self._note_form(form)
 
     def _cache(self, texts: dict[str, tuple[Compiled, ...]], sql: str, found: Sequence[Compiled]) -> None:
-        """Cache the statements of a text that has run."""
+        """Cache the statements of a text."""
         weight = sum(piece.memory_bytes for piece in found)
         if weight > TEXT_BYTES or len(sql) > TEXT_CHARACTERS or "optimize" in (lower := sql.lower()):
             return

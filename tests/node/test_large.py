@@ -299,7 +299,7 @@ async def test_requests_after_a_schema_change_with_many_tables_run_in_a_worker(
         await runtime.durable()
         await runtime.submit(request("INSERT INTO t VALUES (1, 1)", "before"))
         await runtime.durable()
-        monkeypatch.setattr(engine, "_is_changed", True)
+        monkeypatch.setattr(engine, "_has_schema_change", True)
         await runtime.submit(request("INSERT INTO t VALUES (2, 2)", "changed"))
         await runtime.durable()
         await runtime.submit(request("INSERT INTO t VALUES (3, 3)", "after"))

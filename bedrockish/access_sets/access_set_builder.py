@@ -1,8 +1,8 @@
 """The access set of a request or an open transaction, which grows with each statement.
 
-Only ROLLBACK TO removes written keys: rows that it rolls back are no longer written. But the transaction has learned
-from them that their unique values were free and their parents existed, so their written keys become reads. A key that
-was also written before the savepoint stays written.
+Only ROLLBACK TO removes written keys, because the rows that it rolls back are no longer written. But these rows have
+shown to the transaction that their unique values were free and that their parents existed, so their written keys become
+reads. A key that was also written before the savepoint stays written.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -21,7 +21,7 @@ from bedrockish_journal.model.changes import Change
 
 
 class AccessSetBuilder:
-    """The reads and writes of a transaction so far.
+    """The reads and writes of a transaction so far. *Probes* are the reads of constraints; all others are plain reads.
 
     Args:
         serializable: whether its reads are certified at COMMIT; otherwise only its writes and the keys that constraints
@@ -36,27 +36,27 @@ class AccessSetBuilder:
         self._probe_ranges: set[Range] = set()
         self._writes: set[bytes] = set()
         self._write_ranges: set[Range] = set()
-        # For each open savepoint, the keys and ranges that were first written after it, and before the next one.
-        self._since: list[tuple[set[bytes], set[Range]]] = []
+        # For each open savepoint, the keys and ranges that were first written between it and the next savepoint.
+        self._savepoints: list[tuple[set[bytes], set[Range]]] = []
 
     def __len__(self) -> int:
         points = len(self._reads) + len(self._probes) + len(self._writes)
         return points + len(self._read_ranges) + len(self._probe_ranges) + len(self._write_ranges)
 
-    def read(self, piece: CompiledFacts, params: tuple[object, ...], *, failed: bool = False) -> None:
+    def add_reads(self, piece: CompiledFacts, params: tuple[object, ...], *, failed: bool = False) -> None:
         """Add the reads of a statement with these parameters.
 
-        With ``failed``, also add the keys that constraints may have looked up, on which the error depends. Rows that
-        the statement changed before SQLite rolled it back are not added.
+        With ``failed``, also add the keys that constraints may have looked up, on which the error depends. The keys of
+        rows that the failed statement changed, until SQLite rolled it back, are not added.
         """
         plan = self._analysis.plan(piece)
         self.add_keys(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
-    def read_before(self, plan: ReadPlan, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
+    def add_reads_before(self, plan: ReadPlan, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
         """Add the reads of a statement that is about to run; ``query`` sees the same data.
 
-        Some reads may depend on the statement's own writes: return these, to pass them to ``complete`` after the
-        statement has run. None: there are no such reads.
+        Some reads may depend on the statement's own writes. Return these; the caller passes them to ``complete`` after
+        the statement has run. Return None if there are no such reads.
         """
         if plan.dependents is None:
             if not plan.reads_nothing:
@@ -68,12 +68,12 @@ class AccessSetBuilder:
         self.add_keys(*resolved.keys())
         return None
 
-    def complete(self, resolved: ResolvedReads | None, changes: Sequence[Change], blind: Iterable[str]) -> None:
-        """Add the reads of a statement that has made these changes; for ``blind``, see ``Resolution.add_changes``."""
+    def complete(self, resolved: ResolvedReads | None, changes: Sequence[Change], hidden: Iterable[str]) -> None:
+        """Add the reads of a statement that has made these changes; for ``hidden``, see ``Resolution.add_changes``."""
         if resolved is not None:
-            self.add_keys(*resolved.complete(changes, blind))
+            self.add_keys(*resolved.complete(changes, hidden))
 
-    def read_unchanged(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> None:
+    def add_reads_unchanged(self, piece: CompiledFacts, params: tuple[object, ...], query: Query) -> None:
         """Add the reads of a statement that has changed no row; ``query`` reads the same data."""
         plan = self._analysis.plan(piece)
         self.add_keys(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
@@ -84,59 +84,62 @@ class AccessSetBuilder:
         if ranges:
             self._read_ranges.update(ranges)
 
-    def lock(self, keys: Iterable[bytes]) -> None:
+    def add_locked(self, keys: Iterable[bytes]) -> None:
         """Add the keys of rows that a statement has locked."""
         self._reads.update(keys)
 
-    def alone(self, piece: CompiledFacts, params: tuple[object, ...]) -> "AccessSetBuilder":
-        """Return a new access set with the reads of one statement, and nothing of this transaction."""
+    def of_statement(self, piece: CompiledFacts, params: tuple[object, ...]) -> "AccessSetBuilder":
+        """Return a new access set with the reads of one statement, without those of this transaction."""
         one = AccessSetBuilder(self._analysis, serializable=True)
-        one.read(piece, params)
+        one.add_reads(piece, params)
         return one
 
-    def changed(self, changes: Sequence[Change], blurred: Iterable[str] = ()) -> None:
-        """Add changes of rows; ``blurred`` tables, of which only the net effect is known, count as written whole."""
+    def add_changes(self, changes: Sequence[Change], net_only: Iterable[str] = ()) -> None:
+        """Add changes of rows.
+
+        Tables in ``net_only``, of which only the net effect is known, count as written whole.
+        """
         keys = self._analysis.keys
         bulk = tables_in_bulk(changes)
-        points, ranges = (set(), set()) if self._since else (self._writes, self._write_ranges)
+        points, ranges = (set(), set()) if self._savepoints else (self._writes, self._write_ranges)
         keys.gather(changes, bulk, (self._probes, self._probe_ranges), (points, ranges))
-        for name in blurred:
+        for name in net_only:
             ranges.update(keys.whole(name))
         for name in sorted(bulk) if bulk else ():
-            ranges.update(keys.in_bulk(name, changes))
-        if self._since:
+            ranges.update(keys.bulk_ranges(name, changes))
+        if self._savepoints:
             self._write(points, ranges)
 
     def _write(self, points: set[bytes], ranges: set[Range]) -> None:
-        if self._since:
-            since_points, since_ranges = self._since[-1]
+        if self._savepoints:
+            since_points, since_ranges = self._savepoints[-1]
             since_points |= points - self._writes
             since_ranges |= ranges - self._write_ranges
         self._writes |= points
         self._write_ranges |= ranges
 
-    def mark(self) -> None:
+    def begin_savepoint(self) -> None:
         """Begin a savepoint."""
-        self._since.append((set(), set()))
+        self._savepoints.append((set(), set()))
 
-    def release(self, place: int) -> None:
+    def end_savepoint(self, place: int) -> None:
         """End the savepoint with this index, and the savepoints after it; the writes since then stay."""
-        for points, ranges in self._since[place:] if place else ():
-            self._since[place - 1][0].update(points)
-            self._since[place - 1][1].update(ranges)
-        del self._since[place:]
+        for points, ranges in self._savepoints[place:] if place else ():
+            self._savepoints[place - 1][0].update(points)
+            self._savepoints[place - 1][1].update(ranges)
+        del self._savepoints[place:]
 
     def roll_back(self, place: int) -> None:
         """Roll back to the savepoint with this index, which stays open; a key that is no longer written counts as read.
 
         The cost grows with the changes that are rolled back, not with all changes.
         """
-        for points, ranges in self._since[place:]:
+        for points, ranges in self._savepoints[place:]:
             self._writes -= points
             self._write_ranges -= ranges
             self._reads |= points
             self._read_ranges |= ranges
-        self._since[place:] = [(set(), set())]
+        self._savepoints[place:] = [(set(), set())]
 
     def serializable(self) -> "AccessSetBuilder":
         """Return a copy as the access set of a serializable transaction, whose reads are certified."""
@@ -144,13 +147,13 @@ class AccessSetBuilder:
         one.merge(self)
         return one
 
-    def moved(self, analysis: Analysis) -> "AccessSetBuilder":
-        """Return the same reads, writes and savepoints with another analysis, in an object that replaces this one."""
+    def with_analysis(self, analysis: Analysis) -> "AccessSetBuilder":
+        """Return the same reads, writes and savepoints with another analysis; the caller drops this object."""
         if analysis is self._analysis:
             return self
         one = AccessSetBuilder(analysis, serializable=self._serializable)
         one.merge(self)
-        one._since = self._since
+        one._savepoints = self._savepoints
         return one
 
     def merge(self, other: "AccessSetBuilder") -> None:
@@ -167,7 +170,9 @@ class AccessSetBuilder:
         return access_set(points, ranges | self._write_ranges, set(), set())
 
     def rests_on(self) -> AccessSet:
-        """Return an access set whose reads are the keys on which the transaction depends: a later write invalidates it.
+        """Return an access set whose reads are the keys on which the transaction depends.
+
+        A later write of any of them by another transaction invalidates this one.
 
         The transaction's plain reads are among them only if it is serializable.
         """
@@ -211,12 +216,12 @@ class AccessSetBuilder:
             points, ranges = points | self._reads, ranges | self._read_ranges
         return access_set(points, ranges, self._writes, self._write_ranges)
 
-    def finish(self, changes: Sequence[Change], blurred: Iterable[str]) -> AccessSet:
-        """Return the access set of a request that has made these changes; for ``blurred``, see ``changed``.
+    def finish(self, changes: Sequence[Change], net_only: Iterable[str]) -> AccessSet:
+        """Return the access set of a request that has made these changes; for ``net_only``, see ``add_changes``.
 
         With snapshot isolation, the plain reads of a request that writes are not certified.
         """
-        self.changed(changes, blurred)
+        self.add_changes(changes, net_only)
         return self.access_set(reads=self._serializable or not changes)
 
 

@@ -17,7 +17,7 @@ from bedrockish.access_sets.call_costs import Lengths
 from bedrockish.access_sets.catalog import Prepare, Schema, read_schema
 from bedrockish.access_sets.definitions import Definitions
 from bedrockish.access_sets.derived_documents import DerivedDocuments
-from bedrockish.access_sets.effort import Check, TooDearError, unlimited
+from bedrockish.access_sets.effort import Check, TooCostlyError, unlimited
 from bedrockish.access_sets.readset import ReadPlan, analyse, analyse_coarsely, lengths_of
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.writeset import WriteKeys
@@ -121,9 +121,15 @@ def plan_of(db: apsw.Connection, schema: Schema, piece: CompiledFacts, check: Ch
     with in_force(db, piece.settings):
         try:
             found = analyse(
-                db, schema, sql, count, check, is_what_runs=piece.with_ids is None, named=piece.accessed_tables
+                db,
+                schema,
+                sql,
+                count,
+                check,
+                is_what_runs=piece.with_ids is None,
+                accessed_tables=piece.accessed_tables,
             )
-        except TooDearError:
+        except TooCostlyError:
             found = analyse_coarsely(db, schema, sql, count)
     # No auxiliary queries: they would run without the settings, and do not account for recursive triggers.
     return replace(found, resolves=False) if piece.settings else found
@@ -170,7 +176,7 @@ class Analysis:
             try:
                 with in_force(self._db, piece.settings):
                     found = lengths_of(self._db, piece.sql, len(piece.names), self.patience(piece.sql))
-            except TooDearError:
+            except TooCostlyError:
                 return self.plan(piece).lengths
             self._make_room(getsizeof(sql) + PLAN_BYTES)
             self._lengths[sql] = found

@@ -25,7 +25,7 @@ from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row
 from bedrockish_journal.storage.table_layout import quote
 
 FREED_AT_ONCE = 5_000
-SEARCHED_BYTES = 8 << 20  # limit of text for FTS5 in one transaction: about a second of work at each node
+FTS_BYTES_MAX = 8 << 20  # limit of text for FTS5 in one transaction: about a second of work at each node
 ROW_BYTES, VALUE_BYTES = 24, 9  # approximate bytes of a row, and of each value, besides those of texts and blobs
 
 Rows = dict[str, dict[int, Row]]
@@ -53,11 +53,11 @@ class Capture:
         self._tables: dict[str, CapturedTable] = {}
         self._shadows: Mapping[str, str] = {}
         self._chunks: Mapping[str, str] = {}
-        self._noticed: set[str] | None = None
+        self._changed_names: set[str] | None = None
         self._log: list[Change] | None = None
         self._touched: dict[str, Touched] = {}
-        self._searched: dict[str, list[list[int]]] = {}
-        self._size = self._searched_size = 0
+        self._fts_columns: dict[str, list[list[int]]] = {}
+        self._size = self._fts_bytes = 0
         self.failure: BedrockishError | None = None  # the error that ends the running statement
         self.has_temporary = False  # whether the connection may have TEMP tables, whose rows are not replicated
         self.changed_temporary = False  # whether rows of a TEMP table have changed since ``start``
@@ -82,7 +82,7 @@ class Capture:
     def use(self, tables: Tables) -> None:
         """Use the tables of a new schema from now on."""
         self._tables, self._shadows, self._chunks = tables.by_name, tables.virtual.shadows, tables.virtual.chunks
-        self._searched = {
+        self._fts_columns = {
             name: [[table.columns.index(column) for column in one.columns if column in table.columns] for one in found]
             for name, found in tables.virtual.indexes.items()
             if (table := tables.by_name.get(name)) is not None
@@ -91,20 +91,20 @@ class Capture:
     @contextmanager
     def changed_tables(self) -> Iterator[set[str]]:
         """Collect the names of the tables whose rows change in the ``with`` block."""
-        self._noticed = found = set[str]()
+        self._changed_names = found = set[str]()
         try:
             yield found
         finally:
-            self._noticed = None
+            self._changed_names = None
 
     def start(self, size: int = 0, searched: int = 0) -> None:
         """Start to collect changes, after earlier ones of ``size`` bytes with ``searched`` bytes of text for FTS5."""
         self._log, self._touched, self.failure = [], {}, None
-        self._size, self._searched_size = size, searched
+        self._size, self._fts_bytes = size, searched
         self.changed_temporary = False
 
     def stop(self) -> tuple[list[Change], dict[str, Touched]]:
-        """Stop collecting; return the changes, and the changed rows of tables whose rows the hook cannot show."""
+        """Stop collecting; return the changes, and which rows changed in tables whose rows the hook cannot show."""
         log, self._log, self.failure = self._log, None, None
         assert log is not None
         touched, self._touched = self._touched, {}
@@ -122,26 +122,26 @@ class Capture:
         return self._size
 
     @property
-    def searched(self) -> int:
+    def fts_bytes(self) -> int:
         """Number of bytes of text that FTS5 has to index for the changes so far."""
-        return self._searched_size
+        return self._fts_bytes
 
     @property
     def count(self) -> int:
         """Number of changes so far."""
         return len(self._log or ())
 
-    def since(self, count: int) -> list[Change]:
+    def changes_after(self, count: int) -> list[Change]:
         """Return the changes after the first ``count``."""
         return (self._log or [])[count:]
 
     @property
-    def blind(self) -> list[str]:
+    def hidden_tables(self) -> list[str]:
         """The changed tables whose rows the hook cannot show."""
         return list(self._touched)
 
     @property
-    def wrote(self) -> bool:
+    def has_changes(self) -> bool:
         """Return whether the request has changed any row so far."""
         return bool(self._log or self._touched)
 
@@ -151,8 +151,8 @@ class Capture:
             self.changed_temporary = True
             return
         if log is None or self.failure is not None:
-            if self._noticed is not None:
-                self._noticed.add(update.table_name)
+            if self._changed_names is not None:
+                self._changed_names.add(update.table_name)
             return
         table = self._tables.get(update.table_name)
         if table is None:
@@ -189,10 +189,10 @@ class Capture:
         if self._size > self._limit:
             self.failure = self._too_large()
             return
-        if update.table_name in self._searched:
-            self._searched_size += _searched(self._searched[update.table_name], before, after)
-            if self._searched_size > SEARCHED_BYTES:
-                self.failure = _too_much_to_search(table.name)
+        if update.table_name in self._fts_columns:
+            self._fts_bytes += _searched(self._fts_columns[update.table_name], before, after)
+            if self._fts_bytes > FTS_BYTES_MAX:
+                self.failure = _too_much_for_fts(table.name)
                 return
         rowid: int | None = None
         rowid_after: int | None = None
@@ -234,11 +234,11 @@ class Capture:
                     touched.rowids.update(dict.fromkeys(rowids[first : first + max(1, size // len(old))]))
         touched.chunks.clear()
 
-    def blurred(self, touched: dict[str, Touched], before: Rows, after: Rows) -> list[str]:
+    def net_only_tables(self, touched: dict[str, Touched], before: Rows, after: Rows) -> list[str]:
         """Return the tables in which a row may have been inserted and deleted again; these count as written whole.
 
-        For a virtual table, only a rowid without a row before and after the request counts: such a table has no key
-        besides the rowid, and its module may write a shadow row several times for one change.
+        In a virtual table, this is so only if a rowid has a row neither before nor after the request: such a table has
+        no key besides the rowid, and its module may write a shadow row several times for one change.
         """
         found: list[str] = []
         for name, rows in touched.items():
@@ -283,9 +283,9 @@ class Capture:
                     self._size += row_bytes(row)
                     if self._size > self._limit:
                         raise self._too_large()
-                    self._searched_size += sum(len(one) for one in row if type(one) is str) if table.is_module else 0
-                    if self._searched_size > SEARCHED_BYTES:
-                        raise _too_much_to_search(name)
+                    self._fts_bytes += sum(len(one) for one in row if type(one) is str) if table.is_module else 0
+                    if self._fts_bytes > FTS_BYTES_MAX:
+                        raise _too_much_for_fts(name)
         return found
 
     def _too_large(self) -> TooLargeError:
@@ -359,12 +359,12 @@ def _check_auxiliary(table: CapturedTable, row: Row) -> None:
             raise mistyped(table.name, table.columns[place], kind)
 
 
-def _too_much_to_search(table: str) -> TooLargeError:
+def _too_much_for_fts(table: str) -> TooLargeError:
     return TooLargeError(
-        f"the rows of {table} that the transaction changes have more than {SEARCHED_BYTES} bytes to be indexed by "
+        f"the rows of {table} that the transaction changes have more than {FTS_BYTES_MAX} bytes to be indexed by "
         "FTS5, which would block every node; split it into several, or keep long texts out of the index",
         table=table,
-        limit=SEARCHED_BYTES,
+        limit=FTS_BYTES_MAX,
     )
 
 

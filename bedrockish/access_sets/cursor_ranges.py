@@ -93,7 +93,7 @@ class KeyInterval:
         return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "column")
 
     @property
-    def given(self) -> frozenset[str]:
+    def id_tables(self) -> frozenset[str]:
         """The tables whose automatic ids, given to new rows, determine the ends of the interval."""
         return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "new")
 
@@ -188,11 +188,12 @@ def statement_reads(
     with_stops: bool = True,
     # The tables that the statement names; ``-NAME`` for an INSERT into it. None if unknown: a virtual table then counts
     # as a read of everything.
-    named: Set[str] | None = None,
+    accessed_tables: Set[str] | None = None,
 ) -> list[ProgramReads]:
     """Return the reads of a statement's programs: first its own, then those of triggers and key actions."""
     readers = [
-        _Reader(ops, schema, number, check, with_stops=with_stops, named=named) for number, ops in enumerate(programs)
+        _Reader(ops, schema, number, check, with_stops=with_stops, accessed_tables=accessed_tables)
+        for number, ops in enumerate(programs)
     ]
     registers = Registers([reader.program for reader in readers], schema, check)
     found = [reader.run(registers) for reader in readers]
@@ -209,18 +210,25 @@ class _Reader:
     """
 
     def __init__(
-        self, ops: list[Op], schema: Schema, number: int, check: Check, *, with_stops: bool, named: Set[str] | None
+        self,
+        ops: list[Op],
+        schema: Schema,
+        number: int,
+        check: Check,
+        *,
+        with_stops: bool,
+        accessed_tables: Set[str] | None,
     ) -> None:
         ops = split_cursors(ops, check)
-        self._named = named
+        self._named = accessed_tables
         self._program, self._schema, self._number = ops, schema, number
         self._check = check if len(ops) > EVERY else unlimited
         self._with_stops = with_stops and number == 0  # a trigger has no stops: it may run again after a change
-        self._out = ProgramReads()
+        self._found = ProgramReads()
         self._cursors: dict[int, set[int]] = {}
         self._private: set[int] = set()
         self._temporary: set[int] = set()
-        self._unknown: str | None = None
+        self._why_unknown: str | None = None
         self._sequences: set[int] = set()
         self._survey()
         self._with_stops = self._with_stops and not self._temporary  # the auxiliary query could not read TEMP tables
@@ -241,12 +249,12 @@ class _Reader:
 
     def _survey(self) -> None:
         virtual = virtual_reads(self._program, self._schema.virtual, self._named or ())
-        self._out.reads += [KeyInterval(name) for name in virtual.objects]
-        self._out.fallbacks += [(VIRTUAL, name) for name in virtual.objects]
-        self._out.probes += [KeyInterval(name) for name in virtual.probes]
+        self._found.reads += [KeyInterval(name) for name in virtual.objects]
+        self._found.fallbacks += [(VIRTUAL, name) for name in virtual.objects]
+        self._found.probes += [KeyInterval(name) for name in virtual.probes]
         for op in self._program:
             if op.name in OPENS:
-                if self._keeps_sequence(op):
+                if self._is_autoincrement(op):
                     continue
                 if op.p3 >= TEMPORARY and not op.p5 & REGISTER_ROOT:
                     self._temporary.add(op.p1)
@@ -258,24 +266,24 @@ class _Reader:
                 self._cursors.setdefault(op.p1, set()).add(op.p2)
                 found = self._schema.roots[op.p2]
                 name = found.name if isinstance(found, Table) else found.table
-                self._out.tables.add(name)
+                self._found.tables.add(name)
                 if name in self._schema.virtual.shadows:
-                    self._out.reads += map(KeyInterval, self._schema.virtual.objects_of(name))
+                    self._found.reads += map(KeyInterval, self._schema.virtual.objects_of(name))
             elif op.name in OPENS_PRIVATE:
                 self._private.add(op.p1)
             elif op.name == "VOpen" and self._schema.virtual.tables and self._named is None:
                 self._give_up(VIRTUAL)
             elif op.name == "Clear" and op.p2 == 0 and op.p1 in self._schema.roots:
                 read = _whole(self._schema.roots[op.p1], "Clear")
-                self._out.reads.append(read.coarse)
-                self._out.fallbacks += read.reasons
+                self._found.reads.append(read.coarse)
+                self._found.fallbacks += read.reasons
             elif op.name not in KNOWN:
                 self._give_up(f"opcode {op.name}")
 
-    def _keeps_sequence(self, op: Op) -> bool:
+    def _is_autoincrement(self, op: Op) -> bool:
         """Return whether an AUTOINCREMENT insert opens sqlite_sequence here, to read its row or to write it back.
 
-        The read of that row need not be certified: the insert only chooses an id by it, and any free id would be right.
+        The read of that row need not be certified, because it only determines the new id, and any free id is right.
         """
         found = self._schema.roots.get(op.p2)
         if not isinstance(found, Table) or found.name != "sqlite_sequence":
@@ -288,18 +296,18 @@ class _Reader:
         return True
 
     def _give_up(self, reason: str) -> None:
-        self._unknown = reason
-        self._out.everything = True
-        self._out.fallbacks.append((reason, "everything"))
+        self._why_unknown = reason
+        self._found.everything = True
+        self._found.fallbacks.append((reason, "everything"))
 
     def run(self, registers: Registers) -> ProgramReads:
         self._registers = registers
         for cursor, roots in self._cursors.items():
             if len(roots) == 1 and cursor not in self._private:
-                self._out.on[self._number, cursor] = self._schema.roots[next(iter(roots))]
+                self._found.on[self._number, cursor] = self._schema.roots[next(iter(roots))]
         for op in checked(self._program, self._check):
             if op.name == "Function" and (op.p4 or "").startswith(_SKIP_LOCKED):
-                self._out.locking |= self._names_of(op.p2)
+                self._found.locking |= self._names_of(op.p2)
             if op.name == "DeferredSeek":
                 self._add_rows(op.p3, (self._number, op.p1))
             if (op.name not in POSITIONS and op.name not in WHOLE) or op.address in self._sequences:
@@ -309,7 +317,7 @@ class _Reader:
             if op.name == "IfEmpty" and self._is_positioned(op.p1):
                 continue
             self._position(op, is_probe=op.address in self._constraints)
-        return self._out
+        return self._found
 
     def tables_of_cursors(self) -> Iterator[str]:
         """Yield the table of each cursor that is on a table or an index, once for each."""
@@ -320,7 +328,7 @@ class _Reader:
 
     def columns(self) -> Iterator[tuple[str, frozenset[str]]]:
         """Yield, for each cursor that reads only some columns of its rows, its table and these columns."""
-        for (_, cursor), found in self._out.on.items():
+        for (_, cursor), found in self._found.on.items():
             self._check()
             if not isinstance(found, Table) or not found.has_column_keys:
                 continue
@@ -352,12 +360,12 @@ class _Reader:
         )
 
     def _add_rows(self, cursor: int, rows: KeyInterval | CursorId) -> None:
-        self._out.rows.setdefault((self._number, cursor), []).append(rows)
+        self._found.rows.setdefault((self._number, cursor), []).append(rows)
 
     def _position(self, op: Op, *, is_probe: bool) -> None:
         self._check()
         found = [self._schema.roots[root] for root in sorted(self._cursors.get(op.p1, ()))]
-        if not found and not self._out.everything:
+        if not found and not self._found.everything:
             self._give_up(f"{op.name} of a cursor opened elsewhere")
         reason = None
         if op.name in WHOLE:
@@ -374,7 +382,7 @@ class _Reader:
         else:
             reads = self._range(op, found[0])
         if is_probe:  # only an error depends on the row that the probe finds
-            self._out.probes += [read.coarse for read in reads]
+            self._found.probes += [read.coarse for read in reads]
             if self._number:  # a foreign-key action changes the row that it finds, and may fire triggers for it
                 for read in reads:
                     self._add_rows(op.p1, read.fine)
@@ -382,10 +390,10 @@ class _Reader:
         for read in reads:
             self._add_rows(op.p1, read.fine)
             if read.fine != read.coarse:
-                self._out.dependents.append(read)
+                self._found.dependents.append(read)
             else:
-                self._out.reads.append(read.coarse)
-                self._out.fallbacks += read.reasons
+                self._found.reads.append(read.coarse)
+                self._found.fallbacks += read.reasons
 
     # ------------------------------------------------------------------ one row, or all rows with equal columns
 
@@ -464,7 +472,7 @@ class _Reader:
     def _is_rowid_of(self, cell: Cell, table: Table) -> bool:
         if cell.column != ROWID or cell.program != self._number:
             return False
-        found = self._out.on.get((cell.program, cell.cursor))
+        found = self._found.on.get((cell.program, cell.cursor))
         return found is table or (isinstance(found, Index) and found.table == table.name)
 
     def _fields(
@@ -475,7 +483,7 @@ class _Reader:
         known = ("const", "param", "column", "new") if by_rows else ("const", "param")
         fields: list[FieldValues] = []
         for register, spec in zip(registers, specs, strict=False):
-            atoms = self._registers.values(self._number, register) if self._unknown is None else None
+            atoms = self._registers.values(self._number, register) if self._why_unknown is None else None
             if atoms is None or any(atom.kind not in known for atom in atoms):
                 break
             if isinstance(found, Table):
@@ -525,7 +533,7 @@ class _Reader:
         return loops.stop(op, found, op.address if guard is None else guard[2], steps)
 
     def _rowid_table(self, cursor: int) -> Table | None:
-        found = self._out.on.get((self._number, cursor))
+        found = self._found.on.get((self._number, cursor))
         return found if isinstance(found, Table) and found.key is None else None
 
     def _interval(self, op: Op, found: Table | Index, *, by_rows: bool) -> tuple[KeyInterval, list[int]]:

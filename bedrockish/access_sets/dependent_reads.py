@@ -55,7 +55,7 @@ class DependentReads:
         whole = {access.object for program in programs for access in program.reads if _is_whole(access)}
         for read in dict.fromkeys(one for program in programs for one in program.dependents):
             check()
-            good = self._can_ask(read.fine, set()) and read.coarse.object not in whole
+            good = self._can_query(read.fine, set()) and read.coarse.object not in whole
             good = good and (read.fine.stop is None or self._can_fetch(replace(read.fine, equal=1)))
             (self.resolved if good else self.unresolved).append(read)
         self.is_cyclic = False  # whether some accesses depend on themselves
@@ -63,9 +63,9 @@ class DependentReads:
 
     # -- rows that can be queried ------------------------------------------------------------------------------------
 
-    def _can_ask(self, access: KeyInterval, asked: set[CursorId]) -> bool:
+    def _can_query(self, access: KeyInterval, asked: set[CursorId]) -> bool:
         """Return whether queries can find all rows on which an access depends."""
-        if any(name.startswith("sqlite_") for name in access.given):
+        if any(name.startswith("sqlite_") for name in access.id_tables):
             return False
         sources = self.sources
         for cell in access.cells:
@@ -80,7 +80,7 @@ class DependentReads:
                 continue
             asked.add(leader)
             for feeder in sources.feeders(leader):
-                if not self._can_fetch(feeder) or not self._can_ask(feeder, asked):
+                if not self._can_fetch(feeder) or not self._can_query(feeder, asked):
                     return False
         return True
 
@@ -117,7 +117,7 @@ class DependentReads:
         return found
 
     def _visit(self, access: KeyInterval, order: dict[KeyInterval, None], active: set[KeyInterval]) -> None:
-        """Put an access behind all accesses that find rows for it."""
+        """Append an access to ``order``, after all accesses that find rows for it."""
         self._check()
         if access in order:
             return
@@ -170,18 +170,18 @@ class Resolution:
         except (apsw.Error, UnicodeDecodeError, *UNENCODABLE) as error:
             self.failure = f"values from other rows cannot be read: {error}"
 
-    def add_changes(self, changes: Sequence[Change], blind: Iterable[str] = ()) -> None:
+    def add_changes(self, changes: Sequence[Change], hidden: Iterable[str] = ()) -> None:
         """Add the rows that the statement has changed, because it or a trigger may have read them afterwards.
 
         Args:
             changes: each change of the statement, in order, perhaps with changes that an error rolled back.
-            blind: tables whose changes are not known.
+            hidden: changed tables whose single changes are not known.
         """
         sources = self._plan.sources.all
-        blind = set(blind)
-        if self.failure or not (changes or blind):
+        hidden = set(hidden)
+        if self.failure or not (changes or hidden):
             return
-        if any(source.table.name in blind for source in sources):
+        if any(source.table.name in hidden for source in sources):
             self.failure = _OWN_TABLE
             return
         written = {change.table for change in changes}

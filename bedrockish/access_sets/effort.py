@@ -1,4 +1,4 @@
-"""The time limit of a statement's analysis; after it, a coarser plan is used."""
+"""The time limit of a statement's analysis. If it is exceeded, a coarser plan is used."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -10,7 +10,7 @@ Check = Callable[[], None]
 EVERY = 256  # instructions that are analysed between two checks of the time
 
 
-class TooDearError(Exception):
+class TooCostlyError(Exception):
     """Raised by a ``Check`` when the analysis of a statement has used up its time."""
 
 

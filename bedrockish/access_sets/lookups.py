@@ -13,7 +13,7 @@ from bedrockish.access_sets.catalog import ROWID, Table
 from bedrockish.access_sets.cursor_ranges import FieldValues, KeyInterval, points_of
 from bedrockish.access_sets.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, encoder, object_prefix
 from bedrockish.access_sets.key_values import Params, closure, static_maker, untouched_types
-from bedrockish.access_sets.loop_stops import Partner, Stop, asked_values, skeleton
+from bedrockish.access_sets.loop_stops import Partner, Stop, condition_values, skeleton
 from bedrockish.access_sets.opcodes import Op
 from bedrockish.access_sets.query_names import column_name, condition_of, key_names, rowid_name
 from bedrockish.access_sets.register_values import Atom
@@ -58,7 +58,7 @@ class KeyLookup:
 
     Args:
         feeds: the sources whose rows the access finds.
-        records: whether its keys count as read.
+        records: whether its keys count as read; False if it only finds rows for other accesses.
     """
 
     def __init__(self, sources: Sources, access: KeyInterval, feeds: list[Source], *, records: bool) -> None:
@@ -76,8 +76,8 @@ class KeyLookup:
         self._is_rowid = index is None
         self._paired = self._paired_source()
         self._table, self._index = table, index
-        self._texts: dict[tuple[bool, bool], str] = {}
-        self._only_column = self._single()
+        self._query_texts: dict[tuple[bool, bool], str] = {}
+        self._only_column = self._single_column()
 
     def _paired_source(self) -> Source | None:
         """Return the one source whose columns make the key, so that each of its rows has one key; else None."""
@@ -89,7 +89,7 @@ class KeyLookup:
         return used.pop()
 
     def run(self, known: FoundRows, done: set[bytes]) -> bool:
-        """Process all new values; return whether new rows were found."""
+        """Look up all keys that are not yet in ``done``; return whether new rows were found."""
         if self._only_column is not None:
             return self._run_single(known, done, *self._only_column)
         ends = self._ends(known)
@@ -109,7 +109,7 @@ class KeyLookup:
                 new.append(values)
         return bool(new) and self._fetch(known, new, low_value, high_value)
 
-    def _single(self) -> tuple[Source, int, tuple[str, ...], frozenset[type]] | None:
+    def _single_column(self) -> tuple[Source, int, tuple[str, ...], frozenset[type]] | None:
         """Return the arguments of ``_run_single`` for an equality with one column of one source; else None."""
         access = self.access
         if len(self._equal) != 1 or self._low or self._high or access.low_after or not access.high_after:
@@ -174,7 +174,7 @@ class KeyLookup:
             return
         if self._paired is None:
             for values in product(*(field.values(known) for field in fields)):
-                if self._meets(values):
+                if self._is_sought(values):
                     yield prefix + b"".join(map(_encoded, fields, values)), values
             return
         fixed = [None if field.cells else field.values(known) for field in fields]
@@ -184,15 +184,15 @@ class KeyLookup:
                 for field, given in zip(fields, fixed, strict=True)
             ]
             for values in product(*columns):
-                if self._meets(values):
+                if self._is_sought(values):
                     yield prefix + b"".join(map(_encoded, fields, values)), values
 
-    def _meets(self, values: Sequence[Any]) -> bool:
-        """Return whether the statement seeks these values: it skips the seek if a ``not_null`` column is NULL."""
+    def _is_sought(self, values: Sequence[Any]) -> bool:
+        """Return whether the statement looks for these values; it does not if a ``not_null`` column is NULL."""
         return not any(value is None and field.field.not_null for field, value in zip(self._equal, values, strict=True))
 
     def _ends(self, known: FoundRows) -> tuple[tuple[bytes, Any], tuple[bytes, Any]] | None:
-        """Return, for each end, the suffix of its key and its first column's value; None while no value is known."""
+        """Return the last part of the key and the first value of each end; None if one of its values is unknown."""
         found = []
         for fields, pick in ((self._low, min), (self._high, max)):
             suffix, first = b"", None
@@ -216,7 +216,7 @@ class KeyLookup:
             descending = (self._low or self._high)[0].field.spec.descending
             has_low = bool(self._low) and self._is_comparable(low) and (not descending or bool(self._high))
             has_high = bool(self._high) and self._is_comparable(high) and (descending or bool(self._low))
-        sql = self._texts.get((has_low, has_high)) or self._text(has_low, has_high)
+        sql = self._query_texts.get((has_low, has_high)) or self._query_text(has_low, has_high)
         if has_low:
             many = [(*values, low) for values in many]
         if has_high:
@@ -255,7 +255,7 @@ class KeyLookup:
             return AFFINITY_INTEGER
         return self._table.columns[number].affinity if number >= 0 else "BC"
 
-    def _text(self, has_low: bool, has_high: bool) -> str:
+    def _query_text(self, has_low: bool, has_high: bool) -> str:
         table, index = self._table, self._index
         columns = [column_name(table, number) for source in self.feeds for number in source.columns]
         names = [rowid_name(table) or ""] if index is None else key_names(table, index)
@@ -273,7 +273,7 @@ class KeyLookup:
             conditions.append(f"({condition_of(self._index.sql)})")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         text = f"SELECT {', '.join(columns)} FROM main.{source}{where} LIMIT {ROWS_MAX + 1}"
-        self._texts[has_low, has_high] = text
+        self._query_texts[has_low, has_high] = text
         return text
 
     def _compared(self, names: list[str], place: int) -> str:
@@ -306,7 +306,7 @@ class StoppingLookup(KeyLookup):
         self._tables, self._loops = sources.schema.tables, loops
         assert access.stop is not None
         self._stop: Stop = access.stop
-        self._counting: dict[tuple[Any, ...], str] = {}
+        self._counting_queries: dict[tuple[Any, ...], str] = {}
         equal = len(self._equal)
         descending = bool(self._low or self._high) and (self._low or self._high)[0].field.spec.descending
         ends = [(field, place, "IS") for place, field in enumerate(self._equal)]
@@ -349,19 +349,19 @@ class StoppingLookup(KeyLookup):
         if not 0 <= offset < limit <= KEYS_MAX or not (self._stop.is_fixed or self._loops.match(known)):
             return None
         conditions, params = query
-        params += [_value(atom, known.params) for atom in asked_values(self._stop)]
+        params += [_value(atom, known.params) for atom in condition_values(self._stop)]
         kind = (*conditions, limit)
-        sql = self._counting.get(kind)
+        sql = self._counting_queries.get(kind)
         if sql is None:
-            filters = self._wanted(self._stop, self._table, _OUTER)
+            filters = self._row_conditions(self._stop, self._table, _OUTER)
             sql = self._ordered(self._key_names(), [*conditions, *filters], f" LIMIT {limit}")
-            if len(self._counting) < TEXTS_MAX:
-                self._counting[kind] = sql
+            if len(self._counting_queries) < TEXTS_MAX:
+                self._counting_queries[kind] = sql
         rows = list(known.query(sql, [tuple(params)]))
         return self._key(rows[-1]) if len(rows) == limit else None
 
-    def _wanted(self, of: Stop | Partner, table: Table, name: str) -> list[str]:
-        """Return the conditions on a row of the table with alias ``name``, with ``?`` for ``asked_values``."""
+    def _row_conditions(self, of: Stop | Partner, table: Table, name: str) -> list[str]:
+        """Return the conditions on a row of the table with alias ``name``, with ``?`` for ``condition_values``."""
         found = [
             f"{'+' if one.as_stored else ''}{_qualified(name, table, one.column)} COLLATE {one.collation} "
             f"{one.operator} {'NULL' if one.value is None else '?'}"
@@ -371,7 +371,7 @@ class StoppingLookup(KeyLookup):
             other = self._tables[partner.table]
             its_name = f"{name}p{number}"
             same = f"{_qualified(its_name, other, ROWID)} = {_qualified(name, table, partner.column)}"
-            more = self._wanted(partner, other, its_name)
+            more = self._row_conditions(partner, other, its_name)
             source = f"main.{quote(other.name)} AS {its_name} NOT INDEXED"
             found.append(f"EXISTS (SELECT 1 FROM {source} WHERE {' AND '.join([same, *more])})")
         return found

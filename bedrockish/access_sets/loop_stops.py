@@ -78,11 +78,11 @@ class Stop:
     partners: tuple[Partner, ...] = ()  # rows of other tables that must exist for a row to be counted
 
 
-def asked_values(of: Stop | Partner) -> Iterator[Atom]:
+def condition_values(of: Stop | Partner) -> Iterator[Atom]:
     """Yield the values of the conditions, in the order of their ``?`` in the query."""
     yield from (one.value for one in of.filters if one.value is not None)
     for partner in of.partners:
-        yield from asked_values(partner)
+        yield from condition_values(partner)
 
 
 _PLAN = OPENS | OPENS_PRIVATE | POSITIONS | STEPS | INDEX_STOPS | {"DeferredSeek", "DecrJumpZero", "SorterSort", "Sort"}
@@ -287,9 +287,9 @@ class _Body:
         if self.limit is not None:
             return False  # the loop has an instruction after its exit, which is not understood
         if op.name in COMPARISONS:
-            return self._compares(op)
+            return self._add_comparison(op)
         if op.name in BY_ROWID:
-            return self._joins(op)
+            return self._add_join(op)
         if op.name == "Yield":  # a subquery passes its row to the rest of the statement, and is resumed for the next
             self._has_result = True
             return op.p2 == 0
@@ -314,10 +314,10 @@ class _Body:
             return self.limit is not None
         if op.name not in _HARMLESS or (may_jump(op) and op.name not in _RESULTS):
             return False
-        self._loads(op)
+        self._add_load(op)
         return True
 
-    def _joins(self, op: Op) -> bool:
+    def _add_join(self, op: Op) -> bool:
         """Process the lookup of a row by its rowid in another table; return whether it is understood."""
         table = self._reader.rowid_table(op.p1)
         if table is None or op.p1 in self._on or op.p1 in self._joined or self._has_result:
@@ -334,7 +334,7 @@ class _Body:
         self._on[op.p1] = (partner, table)
         return True
 
-    def _loads(self, op: Op) -> None:
+    def _add_load(self, op: Op) -> None:
         self._has_result = self._has_result or op.name in _RESULTS
         if op.name == "DeferredSeek" and op.p1 == self._seek.p1:
             self._on[op.p3] = (self.row, self.row.table)
@@ -349,7 +349,7 @@ class _Body:
             for register in _written(op):
                 self._columns.pop(register, None)
 
-    def _compares(self, op: Op) -> bool:
+    def _add_comparison(self, op: Op) -> bool:
         if op.p2 != self._last or self._has_result:
             return False
         is_third = self._columns.get(op.p3) is not None

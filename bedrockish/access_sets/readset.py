@@ -49,7 +49,7 @@ from bedrockish_journal.model.value import value
 Reads = tuple[list[bytes], list[Range]]
 ReadKeys = tuple[Collection[bytes], Collection[Range]]
 
-TOO_DEAR = "statement too long to analyse, so that only the tables it opens are known"
+TOO_COSTLY = "statement too long to analyse, so that only the tables it opens are known"
 EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
 
 _Encode = Callable[[Params], bytes]
@@ -75,9 +75,9 @@ class ReadPlan:
     lengths: Lengths  # the allowed lengths of the statement's values
     reads_nothing: bool  # whether the statement reads nothing, for any parameters
     by_column: bool  # whether the statement reads only some columns of some rows
-    _reads: "_Binder"
-    _coarse: "_Binder"
-    _probes: "_Binder"
+    _reads: "_Binder"  # the reads that do not depend on rows read before
+    _coarse: "_Binder"  # the other reads, overestimated: whole tables and indexes, or wide ranges
+    _probes: "_Binder"  # the lookups that only enforce constraints
     resolves: bool = True  # whether ``resolve`` may look rows up; otherwise it returns the same as ``bind``
 
     @property
@@ -88,7 +88,7 @@ class ReadPlan:
     def bind(self, params: Params) -> Reads:
         """Return the points and ranges that an execution with these parameters may read, for any content of the tables.
 
-        Lookups that only enforce a constraint are left out: the keys of the changed rows cover them.
+        Lookups that only enforce a constraint are left out, because the keys of the changed rows stand for them.
         """
         points, ranges = self._reads(params)
         if self.dependents is None:
@@ -97,7 +97,7 @@ class ReadPlan:
         return points + more_points, ranges + more_ranges
 
     def resolve(self, params: Params, query: Query) -> "ResolvedReads":
-        """Return the exact reads of the execution that is about to start."""
+        """Return the exact reads of the execution that is about to start; ``query`` sees the same data."""
         dependents = self.dependents if self.resolves else None
         found = None if dependents is None else Resolution(dependents, params, query)
         return ResolvedReads(self, params, found)
@@ -119,10 +119,10 @@ class ResolvedReads:
     # ``keys``.
     resolution: Resolution | None
 
-    def complete(self, changes: Sequence[Change], blind: Iterable[str]) -> ReadKeys:
+    def complete(self, changes: Sequence[Change], hidden: Iterable[str]) -> ReadKeys:
         """Return the points and ranges once the statement has run; see ``Resolution.add_changes``."""
         if self.resolution is not None:
-            self.resolution.add_changes(changes, blind)
+            self.resolution.add_changes(changes, hidden)
         return self.keys()
 
     def keys(self) -> ReadKeys:
@@ -150,13 +150,13 @@ def analyse(
     check: Check = unlimited,
     *,
     is_what_runs: bool = True,
-    named: frozenset[str] | None = None,
+    accessed_tables: frozenset[str] | None = None,
 ) -> ReadPlan:
     """Return the plan of a statement's reads; ``schema`` must be the present schema of ``db``.
 
     ``nparams`` is the number of parameters in SQLite's numbering; ``bind`` takes them in that order. ``is_what_runs``
-    is False if an equivalent text may run instead, whose loops may end elsewhere. ``named`` is the argument of
-    ``virtual_reads``; None if unknown.
+    is False if an equivalent text may run instead, whose loops may end elsewhere. ``accessed_tables`` is the argument
+    of ``virtual_reads``; None if unknown.
 
     Raises:
         apsw.Error: SQLite cannot prepare the statement; running it would raise the same error.
@@ -164,12 +164,12 @@ def analyse(
     """
     if first_word(sql) == "EXPLAIN":
         return _of_explain(schema)
-    programs, is_whole = _programs(db, sql, nparams, check)
+    programs, is_complete = _programs(db, sql, nparams, check)
     fallbacks: dict[tuple[str, str], None] = {}
-    everything = not is_whole
+    everything = not is_complete
     if everything:
         fallbacks["blob in a definition", "everything"] = None
-    found = statement_reads(programs, schema, check, with_stops=is_what_runs, named=named)
+    found = statement_reads(programs, schema, check, with_stops=is_what_runs, accessed_tables=accessed_tables)
     if found and found[0].locking:
         found[0] = found[0].relaxed(schema)
     for program, reads in zip(programs, found, strict=True):
@@ -190,7 +190,7 @@ def analyse(
         fallbacks=tuple(fallbacks),
         dependents=dependents if dependents.resolved else None,
         dependent_fallbacks=tuple(dict.fromkeys(reason for one in dependents.resolved for reason in one.reasons)),
-        lengths=_lengths(programs, is_whole=is_whole),
+        lengths=_lengths(programs, is_complete=is_complete),
         reads_nothing=always.is_empty and not dependents.resolved,
         by_column=any(reads.by_column for reads in found),
         _reads=always,
@@ -203,12 +203,12 @@ def lengths_of(db: apsw.Connection, sql: str, nparams: int, check: Check = unlim
     """Return the ``lengths`` of a statement's plan in a tenth of the time of ``analyse``; same arguments and errors."""
     if first_word(sql) == "EXPLAIN":
         return lengths(())
-    programs, is_whole = _programs(db, sql, nparams, check)
-    return _lengths(programs, is_whole=is_whole)
+    programs, is_complete = _programs(db, sql, nparams, check)
+    return _lengths(programs, is_complete=is_complete)
 
 
-def _lengths(programs: list[list[Op]], *, is_whole: bool) -> Lengths:
-    return lengths(programs) if is_whole else replace(lengths(programs), is_brief=False)
+def _lengths(programs: list[list[Op]], *, is_complete: bool) -> Lengths:
+    return lengths(programs) if is_complete else replace(lengths(programs), is_brief=False)
 
 
 def _of_explain(schema: Schema) -> ReadPlan:
@@ -254,7 +254,7 @@ def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int
         elif name == "Transaction" and row[3]:
             readonly = False
     accesses = [KeyInterval(name) for name in opened]
-    why = tuple((TOO_DEAR, name) for name in (["everything"] if everything else opened))
+    why = tuple((TOO_COSTLY, name) for name in (["everything"] if everything else opened))
     nothing = _Binder([], schema)
     return ReadPlan(
         readonly, frozenset(tables), why, None, (), lengths([calls, []]), False, False,
@@ -278,8 +278,8 @@ def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
 
 def _programs(db: apsw.Connection, sql: str, nparams: int, check: Check) -> tuple[list[list[Op]], bool]:
     """Return the result of ``_explain``; if a blob hides an instruction, explain the statement with other blobs."""
-    programs, is_whole = _explain(db, sql, nparams, check)
-    return (programs, is_whole) if is_whole else _explain(db, _BLOB.sub(_readable, sql), nparams, check)
+    programs, is_complete = _explain(db, sql, nparams, check)
+    return (programs, is_complete) if is_complete else _explain(db, _BLOB.sub(_readable, sql), nparams, check)
 
 
 def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimited) -> tuple[list[list[Op]], bool]:
@@ -291,21 +291,21 @@ def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimit
     cursor.row_trace = None
     cursor.exec_trace = None
     programs: list[list[Op]] = []
-    is_whole = True
+    is_complete = True
     # Not from the statement cache: a compiled EXPLAIN does not check whether the schema has changed, and after a change
     # by another connection it would read freed memory.
     cursor.execute("EXPLAIN " + sql, (None,) * nparams, can_cache=False)
     try:
         for row in checked(rows_of(cursor), check):
             if row is None:
-                is_whole = False
+                is_complete = False
                 continue
             if row[0] == 0:
                 programs.append([])
             programs[-1].append(Op(*row[:7]))
     finally:
         cursor.close(True)  # a statement that is still open would keep the savepoint from being released
-    return programs, is_whole
+    return programs, is_complete
 
 
 def _readable(literal: re.Match[str]) -> str:
@@ -319,7 +319,7 @@ def _readable(literal: re.Match[str]) -> str:
 
 
 class _Binder:
-    """Accesses compiled to functions of the parameters."""
+    """Key intervals compiled to functions of the parameters; a call returns the points and ranges."""
 
     def __init__(self, accesses: list[KeyInterval], schema: Schema, everything: bool = False) -> None:
         self._points: list[tuple[Callable[[Params], list[bytes]], str]] = []

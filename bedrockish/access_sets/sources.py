@@ -23,7 +23,7 @@ class TooManyError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """The rows of a cursor, or the rows that the statement inserts, as far as the keys of other accesses need them."""
+    """Rows that determine the keys of other accesses: those of a cursor, or those that the statement inserts."""
 
     place: int  # its position in ``Sources.all`` and in ``FoundRows.rows``
     table: Table

@@ -91,13 +91,13 @@ class WriteKeys:
                 read_ranges.update(ranges)
 
     def whole(self, table: str) -> list[Range]:
-        """Return ranges with all keys that a table's rows can write, where only the net effect of changes is known."""
+        """Return ranges with all keys that a table's rows can write, for a table whose single changes are not known."""
         return self._keys_of(table).whole()
 
-    def in_bulk(self, table: str, changes: Iterable[Change]) -> list[Range]:
-        """Return ranges that contain all writes of very many changes of a table's rows.
+    def bulk_ranges(self, table: str, changes: Iterable[Change]) -> list[Range]:
+        """Return ranges with all written keys of very many changes of a table's rows.
 
-        A row with a smaller or larger id than all changed rows does not conflict with them, except in an index.
+        They cover the rows from the smallest changed id to the largest, and all of the table's indexes.
         """
         rowids = {rowid for one in changes if one.table == table for rowid in (one.rowid, one.rowid_after)}
         return self._keys_of(table).between(rowids)
@@ -105,9 +105,9 @@ class WriteKeys:
     def spans(self, ranges: Iterable[Range], changes: Sequence[Change]) -> tuple[Range, ...]:
         """Return the written ranges that need not be compared with the writes of other transactions.
 
-        They are ranges of indexes. Each entry belongs to one row, whose own key is written as well, so the row keys
-        show every conflict between two writers. For a UNIQUE index this holds only if no changed row takes a value,
-        because another row may take the same value.
+        They are ranges of indexes. Each entry belongs to one row, whose own key is written as well, so the keys of rows
+        show each conflict between two writers. In a UNIQUE index, two rows may take the same value. So its range is
+        only returned if no changed row takes a value.
         """
         found: list[Range] = []
         indexes = {
@@ -121,7 +121,7 @@ class WriteKeys:
             if index is None or one[1] > object_range(name)[1]:
                 continue
             own = (change for change in changes if change.table == table)
-            if not index.unique or not self._keys_of(table).takes(index, own):
+            if not index.unique or not self._keys_of(table).may_take_value(index, own):
                 found.append(one)
         return tuple(found)
 
@@ -133,7 +133,7 @@ class WriteKeys:
 
 
 class _TableKeys:
-    """A precompiled function from rows of one table to their keys, which encodes a column once for each comparison.
+    """Computes the keys of one table's rows. A column is encoded once for each way in which indexes compare it.
 
     A row consists of its captured values, its rowid, and the computed values of its indexes, in this order.
     """
@@ -146,7 +146,9 @@ class _TableKeys:
         self._ranges: list[Range] = []  # the writes of every changed row in addition to its points
         self._sources: list[str] = []
         self._computed: ComputedColumns | None = None
-        self._unknown: list[tuple[Range, tuple[int, ...], bool]] = []
+        # For each UNIQUE index whose equal values are unknown: its range, the places of its stored columns, and whether
+        # these decide on the entry's value.
+        self._uncomparable: list[tuple[Range, tuple[int, ...], bool]] = []
         identity = self._identity()
         self._entries: list[_Join] = []
         self._uniques: list[tuple[_Join, tuple[int, ...], bool]] = []
@@ -217,25 +219,25 @@ class _TableKeys:
             if index.unique:
                 columns = [column for column in index.columns[: index.declared] if self._is_stored(column)]
                 exact = len(columns) == index.declared and not index.partial
-                self._unknown.append((object_range(index.object), tuple(map(self._place, columns)), exact))
+                self._uncomparable.append((object_range(index.object), tuple(map(self._place, columns)), exact))
             return
         self._entries.append(_joiner(prefix, cells))
         if index.unique:
-            told = tuple(places[: index.declared])
-            self._uniques.append((_joiner(prefix, cells[: index.declared]), told, index.partial))
+            declared = tuple(places[: index.declared])
+            self._uniques.append((_joiner(prefix, cells[: index.declared]), declared, index.partial))
 
-    def takes(self, index: Index, changes: Iterable[Change]) -> bool:
+    def may_take_value(self, index: Index, changes: Iterable[Change]) -> bool:
         """Return whether row changes may give a row a value in a UNIQUE index that it did not have there before."""
         columns = index.columns[: index.declared]
         # For a partial index or computed values, only a deletion is certain to take no value.
-        told = not index.partial and not index.opaque and all(map(self._is_stored, columns))
-        places = tuple(map(self._place, columns)) if told else ()
-        told = told and self._rowid_place not in places
+        is_comparable = not index.partial and not index.opaque and all(map(self._is_stored, columns))
+        places = tuple(map(self._place, columns)) if is_comparable else ()
+        is_comparable = is_comparable and self._rowid_place not in places
         for change in changes:
             before, after = change.before, change.after
             if after is None:
                 continue
-            if before is None or not told:
+            if before is None or not is_comparable:
                 return True
             for place in places:
                 if before[place] != after[place]:
@@ -250,8 +252,8 @@ class _TableKeys:
         old = None if old_row is None else (*old_row, rowid_old)
         new = None if new_row is None else (*new_row, rowid_new)
         ranges = self._ranges
-        if self._unknown:
-            ranges = [*ranges, *self._unknown_ranges(old, new)]
+        if self._uncomparable:
+            ranges = [*ranges, *self._uncomparable_ranges(old, new)]
         if self._sources:
             extended = self._extended(old, rowid_old), self._extended(new, rowid_new)
             if (old and not extended[0]) or (new and not extended[1]):
@@ -259,9 +261,9 @@ class _TableKeys:
             old, new = extended
         return self._points(old, new), ranges
 
-    def _unknown_ranges(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> Iterator[Range]:
-        """Yield the range of each UNIQUE index of unknown equality whose value the row takes or releases."""
-        for found, places, exact in self._unknown:
+    def _uncomparable_ranges(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> Iterator[Range]:
+        """Yield the range of each index in ``_uncomparable`` in which the row takes or releases a value."""
+        for found, places, exact in self._uncomparable:
             had = old is not None and _no_null(old, places)
             has = new is not None and _no_null(new, places)
             if not (had or has):

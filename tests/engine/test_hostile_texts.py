@@ -7,7 +7,7 @@ import pytest
 from bedrockish.access_sets import analysis as analysis_module
 from bedrockish.access_sets.analysis import RANGES_MAX, Analysis, access_set
 from bedrockish.access_sets.effort import unlimited
-from bedrockish.access_sets.readset import TOO_DEAR
+from bedrockish.access_sets.readset import TOO_COSTLY
 from bedrockish.api.requests import decode_results
 from bedrockish.engine.engine import Limits
 from bedrockish.engine.execution import executor as executor_module
@@ -92,7 +92,7 @@ def test_statement_whose_long_in_list_costs_too_much_reads_the_whole_table(
         found = {low.partition(b"\0")[0] for low, _ in prepared.access_set.read_ranges}
         assert {b"t:t", b"t:u"} <= found <= {b"t:t", b"i:ta", b"t:u"}
         told = node.engine.explain(request(f"SELECT 1 FROM t WHERE id IN ({ids})").statements[0])
-        assert told[0]["wider"] == [["table t", TOO_DEAR]]
+        assert told[0]["wider"] == [["table t", TOO_COSTLY]]
     executor.analysis_s = 10.0
     executor.analysis.forget()
     exact = node.prepare(f"DELETE FROM t WHERE id IN ({ids})").access_set

@@ -675,7 +675,7 @@ def test_rollback_to_keeps_the_write_set_of_the_remaining_changes(desk: Desk, se
         if work.sets is None:
             continue
         fresh = AccessSetBuilder(desk.interactive.parts.executor.analysis, serializable=True)
-        fresh.changed(work.changes, work.blurred)
+        fresh.add_changes(work.changes, work.net_only)
         assert work.sets._writes == fresh._writes
         assert work.sets._write_ranges == fresh._write_ranges
         written |= fresh._writes

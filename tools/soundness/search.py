@@ -42,8 +42,8 @@ class Outcome:
     visible: str
     failed: bool
     changes: list[RawChange]
-    blurred: list[str]  # tables of whose changes only the net effect is known
-    blind: list[str] = field(default_factory=list)  # tables of whose single changes nothing is known
+    net_only: list[str]  # tables of whose changes only the net effect is known
+    hidden: list[str] = field(default_factory=list)  # tables of whose single changes nothing is known
     # Of each rowid table, the highest rowid before the statement.
     last_ids: dict[str, int] = field(default_factory=dict)
 
@@ -120,18 +120,18 @@ class Bench:
             after = self._rows_of_blind()
             self._note_blind(before, after)
             changes = list(self._log)
-            blurred = [name for name, count in self._unseen.items() if count != len(_of(changes, name))]
+            net_only = [name for name, count in self._unseen.items() if count != len(_of(changes, name))]
             fresh: Set[tuple[str, int | None]] = {(name, rowid) for name, _, rowid, old, _ in changes if old is None}
             shown = [_shown(one, self.schema, fresh if autoid else frozenset()) for one in changes]
             own = self.db.execute("SELECT * FROM own").fetchall() if self.has_temporary else []
             visible, failed = repr((rows, shown, own)), False
         except apsw.Error as error:
             visible, failed, changes = f"{type(error).__name__}: {error}", True, []
-            blurred = []
+            net_only = []
         if failed or not keep:
             self.db.execute("ROLLBACK TO one")
         self.db.execute("RELEASE one")
-        return Outcome(visible, failed, changes, blurred, list(self._unseen), last_ids)
+        return Outcome(visible, failed, changes, net_only, list(self._unseen), last_ids)
 
     def _last_ids(self) -> dict[str, int]:
         names = [table.name for table in self.schema.tables.values() if table.key is None]
@@ -159,7 +159,7 @@ class Bench:
             more_points, more_ranges = self.keys.reads(*change)
             points.update(more_points)
             ranges += more_ranges
-        for name in outcome.blurred:
+        for name in outcome.net_only:
             write_ranges.update(self.keys.whole(name))
         return AccessSet(frozenset(points), tuple(ranges), frozenset(write_points), tuple(write_ranges))
 
@@ -219,7 +219,7 @@ def _examine_statement(
     resolved = plan.resolve(params, connection_query(bench.db))
     before = bench.run(sql, params, True)
     if resolved.resolution is not None:
-        resolved.resolution.add_changes([_change_of(one) for one in before.changes], before.blind)
+        resolved.resolution.add_changes([_change_of(one) for one in before.changes], before.hidden)
         tally.counts["dependent reads, " + (resolved.resolution.failure or "told exactly")] += 1
     reads: ReadKeys = plan.bind_failed(params) if before.failed else resolved.keys()
     mine = bench.access_set(before, reads)

@@ -47,7 +47,7 @@ def compile_read(
 def access_set_of(executor: Executor, plan: ReadPlan, params: tuple[Any, ...], snapshot: Snapshot) -> AccessSet:
     """Return the access set of a statement that reads on a snapshot."""
     gatherer = AccessSetBuilder(executor.analysis, serializable=True)
-    gatherer.read_before(plan, params, snapshot.query)
+    gatherer.add_reads_before(plan, params, snapshot.query)
     return gatherer.finish([], [])
 
 

@@ -261,7 +261,7 @@ class Executor:
         lookup = self.texts.lookup(statement.sql, user)
         if lookup is None or budget_s > self._limits.budget_s:  # a longer budget allows longer values
             return None
-        db = self._db if self.reader is None or self.capture.wrote else self.reader
+        db = self._db if self.reader is None or self.capture.has_changes else self.reader
         return lookup.run(db, statement, self._limits)
 
     def repeat(
@@ -310,7 +310,7 @@ class Executor:
         return partial(self._query, self._connection_for(piece))
 
     def _connection_for(self, piece: Compiled) -> apsw.Connection:
-        may_use = piece.kind == READ and not (self.capture.wrote or piece.settings)
+        may_use = piece.kind == READ and not (self.capture.has_changes or piece.settings)
         return self.reader if self.reader is not None and may_use else self._db
 
     def _query(self, db: apsw.Connection, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
@@ -449,18 +449,18 @@ class Executor:
         """Return the effects of the statements since the capture began, and roll them back."""
         capture, db = self.capture, self._db
         changes, touched = capture.stop()
-        blurred: list[str] = []
+        net_only: list[str] = []
         if touched:
             after = capture.read_rows(touched)
             db.execute("ROLLBACK TO request")
             before = capture.read_rows(touched)
-            blurred = capture.blurred(touched, before, after)
+            net_only = capture.net_only_tables(touched, before, after)
             changes += capture.net_changes(before, after)
         # A write that changed no row is led like any other, to claim its command's id. Otherwise a client that sends a
         # command again after a lost answer could get the answer that no row was changed, while the first attempt
         # commits.
         packed = self.encode_changes(changes) if writes else b""
-        access_set = gatherer.finish(changes, blurred)
+        access_set = gatherer.finish(changes, net_only)
         spans = self.analysis.keys.spans(access_set.write_ranges, changes) if access_set.write_ranges else ()
         return Prepared(base, version, not writes, ROWS, access_set, packed, result, spans=spans)
 
@@ -488,15 +488,15 @@ class RequestRun:
         resolved = lengths = None
         if piece.kind != SCHEMA:
             plan = executor.analysis.plan(piece)
-            resolved, lengths = self.gatherer.read_before(plan, params, executor.query_for(piece)), plan.lengths
+            resolved, lengths = self.gatherer.add_reads_before(plan, params, executor.query_for(piece)), plan.lengths
         self._begun.append((piece, params))
         self.reads_system = self.reads_system or piece.reads_system
         before = 0 if resolved is None else executor.capture.count
         rows, size = executor.run_piece(piece, params, self._room, lengths, blocks)
         if resolved is not None:
-            self.gatherer.complete(resolved, executor.capture.since(before), executor.capture.blind)
+            self.gatherer.complete(resolved, executor.capture.changes_after(before), executor.capture.hidden_tables)
         if executor.scope.locked:
-            self.gatherer.lock(executor.scope.take_locked())
+            self.gatherer.add_locked(executor.scope.take_locked())
         self._room -= size
         db = executor._db
         rowcount = db.changes() if piece.kind == WRITE else -1

@@ -73,7 +73,7 @@ def _explain(executor: Executor, piece: Compiled, params: tuple[Any, ...]) -> di
         error = failure.message
     changes, touched = executor.capture.stop()
     if error:
-        gatherer.read(piece, params)
+        gatherer.add_reads(piece, params)
     else:
         gatherer.complete(resolved, changes, touched)
     access_set = gatherer.finish([] if error else changes, [] if error else list(touched))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import apsw
 
-from bedrockish.access_sets.effort import Check, TooDearError
+from bedrockish.access_sets.effort import Check, TooCostlyError
 from bedrockish.engine.sqlite.limits import Budget, Limits, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.errors import BedrockishError, SqlError
@@ -131,7 +131,7 @@ class Governor:
             if self.budget.is_over:
                 raise TakesLongError(sql)
             if busy() > until:
-                raise TooDearError
+                raise TooCostlyError
 
         return check
 

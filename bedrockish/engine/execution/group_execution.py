@@ -77,7 +77,9 @@ def execute(
                 raise _AloneError
             results.append(result)
             ends.append(executor.capture.count)
-        can_tell = not executor.capture.blind  # rows that the hook cannot show are known only for all requests together
+        can_tell = (
+            not executor.capture.hidden_tables
+        )  # rows that the hook cannot show are known only for all requests together
         prepared = executor.prepare_rows(gatherer, results[0], base, version, writes=True)
         joined = tuple((one.command, result) for one, result in zip(requests[1:], results[1:], strict=True))
         shares = tuple(end - start for start, end in pairwise(ends)) if can_tell else ()

@@ -196,11 +196,11 @@ class Interactive:
             rows, size = work.snapshot.run(piece, params, room, lengths, self.engine.scope, budget_s)
             work.read_unchanged(piece, params, rows, work.snapshot.query)
             if self.engine.scope.locked:
-                work.sets.lock(self.engine.scope.take_locked())
+                work.sets.add_locked(self.engine.scope.take_locked())
             return Result(piece.columns, rows, -1, work.lastrowid or None), size
         self.swap_in(work)
         if not work.serializable:
-            error = self._overtaken(work.sets.alone(piece, params), work.base or {})
+            error = self._overtaken(work.sets.of_statement(piece, params), work.base or {})
             if error is not None:
                 raise error
         self._executor.governor.allow(budget_s)
@@ -275,7 +275,7 @@ class Interactive:
         self._executor.reader = None  # the reading connection does not see the transaction's rows
         capture = self._capture
         self._control("SAVEPOINT statement")
-        capture.start(work.size, work.searched)
+        capture.start(work.size, work.fts_bytes)
         self._executor.governor.allow(budget_s)
         try:  # in half of the budget: the other half is for the keys and changes
             found = self._executor.repeat(recipe, statements, self.parts.limits.seconds() + budget_s / 2)
@@ -295,7 +295,7 @@ class Interactive:
                 results[at] = Result((), [], result.rowcount, work.lastrowid)
         if not recipe.plan.reads_nothing:
             for _, params in found:
-                work.sets.read(recipe.piece, params)
+                work.sets.add_reads(recipe.piece, params)
         self._keep(work, changes, touched)
         work.wrote = True
         work.inspect(recipe.piece)
@@ -355,7 +355,7 @@ class Interactive:
         in_savepoint = self._savepoint_each_write or not recipe.is_shown
         if in_savepoint:
             self._control("SAVEPOINT statement")
-        capture.start(work.size, work.searched)
+        capture.start(work.size, work.fts_bytes)
         try:
             self._change(text, values)
             has_failed = capture.failure is not None
@@ -384,7 +384,7 @@ class Interactive:
         db, capture = self._db, self._capture
         if self._restore():
             return
-        is_undone = not in_savepoint and not capture.wrote and capture.failure is None
+        is_undone = not in_savepoint and not capture.has_changes and capture.failure is None
         capture.discard_changes()
         if in_savepoint:
             self._undo_statement(work)
@@ -616,11 +616,11 @@ class Interactive:
             rows, size = self._executor.run_piece(piece, params, room)
         except BedrockishError:
             self._restore()
-            work.sets.read(piece, params, failed=True)
+            work.sets.add_reads(piece, params, failed=True)
             raise
         work.read_unchanged(piece, params, rows, self._executor.query_for(piece))
         if self.engine.scope.locked:
-            work.sets.lock(self.engine.scope.take_locked())
+            work.sets.add_locked(self.engine.scope.take_locked())
         return rows, size
 
     def _write(self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
@@ -628,11 +628,11 @@ class Interactive:
         assert work.sets is not None
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
-        capture.start(work.size, work.searched)
+        capture.start(work.size, work.fts_bytes)
         try:
             resolved = self._resolve(work, piece, params)
             rows, size = self._executor.run_piece(piece, params, room)
-            if capture.has_temporary and capture.blind:
+            if capture.has_temporary and capture.hidden_tables:
                 self._check_blind()
         except BedrockishError as error:
             self._failed(work, piece, params, error)
@@ -642,7 +642,7 @@ class Interactive:
         changes, touched = capture.stop()
         work.sets.complete(resolved, changes, touched)
         if self.engine.scope.locked:
-            work.sets.lock(self.engine.scope.take_locked())
+            work.sets.add_locked(self.engine.scope.take_locked())
         self._keep(work, changes, touched)
         work.lastrowid = db.last_insert_rowid() or work.lastrowid
         work.wrote = work.wrote or piece.kind == WRITE
@@ -655,9 +655,9 @@ class Interactive:
             select = filling_select(piece.sql)
             if select:
                 filling, _ = self._executor.texts.compiled(select, work.user)
-                work.sets.read_unchanged(filling, params, self._executor.query_for(piece))
+                work.sets.add_reads_unchanged(filling, params, self._executor.query_for(piece))
             return None
-        return work.sets.read_before(self._executor.analysis.plan(piece), params, self._executor.query_for(piece))
+        return work.sets.add_reads_before(self._executor.analysis.plan(piece), params, self._executor.query_for(piece))
 
     def _check_blind(self) -> None:
         """Refuse a statement whose changed rows must be found by a rollback, if the rollback would have other effects.
@@ -666,7 +666,7 @@ class Interactive:
         """
         triggers = "SELECT 1 FROM sqlite_temp_schema WHERE type = 'trigger' LIMIT 1"
         if self._capture.changed_temporary or self._broken_keys() or self._db.execute(triggers).fetchone():
-            names = ", ".join(self._capture.blind)
+            names = ", ".join(self._capture.hidden_tables)
             raise UnsupportedError(
                 f"{names}: rows of virtual tables, and of tables with VIRTUAL columns, cannot be changed together with "
                 "TEMP tables, under a TEMP trigger or while a deferred foreign key is broken; copy them in a statement "
@@ -681,10 +681,10 @@ class Interactive:
                 was undone.
         """
         db, lastrowid = self._db, self._db.last_insert_rowid()
-        blurred: list[str] = []
+        net_only: list[str] = []
         if touched:
             try:
-                blurred = self._find_net(work, changes, touched)
+                net_only = self._find_net(work, changes, touched)
             except BedrockishError:
                 self._undo_statement(work)
                 raise
@@ -693,7 +693,7 @@ class Interactive:
             self.parts.applier.switch_on()
             db.set_last_insert_rowid(lastrowid)
         self._control("RELEASE statement")
-        self._add(work, changes, blurred)
+        self._add(work, changes, net_only)
 
     def _find_net(self, work: TransactionWork, changes: list[Change], touched: dict[str, Touched]) -> list[str]:
         """Undo the statement that has just run, and add its net changes in tables whose rows the hook does not show.
@@ -708,14 +708,14 @@ class Interactive:
         work.keys_were_broken = work.keys_were_broken or self._broken_keys()
         before = capture.read_rows(touched)
         changes += capture.net_changes(before, after)
-        return capture.blurred(touched, before, after)
+        return capture.net_only_tables(touched, before, after)
 
-    def _add(self, work: TransactionWork, changes: list[Change], blurred: list[str]) -> None:
+    def _add(self, work: TransactionWork, changes: list[Change], net_only: list[str]) -> None:
         assert work.sets is not None
-        work.size, work.searched = self._capture.size, self._capture.searched
+        work.size, work.fts_bytes = self._capture.size, self._capture.fts_bytes
         work.changes += changes
-        work.blurred += blurred
-        work.sets.changed(changes, blurred)
+        work.net_only += net_only
+        work.sets.add_changes(changes, net_only)
 
     def _failed(self, work: TransactionWork, piece: Compiled, params: tuple[Any, ...], error: BedrockishError) -> None:
         """Roll back a failed statement, except for the rows that SQLite keeps (conflict clause FAIL).
@@ -731,7 +731,7 @@ class Interactive:
         if piece.defines_temporary:  # SQLite still has the definition of a failed ALTER
             db.execute("SELECT 1 FROM sqlite_temp_schema LIMIT 1").fetchall()
         if not isinstance(error, IdsNeededError):  # after that error, the statement runs again at once
-            work.sets.read(piece, params, failed=True)
+            work.sets.add_reads(piece, params, failed=True)
         lastrowid, refusal, partly = db.last_insert_rowid(), capture.failure, False
         changes, touched = capture.stop()
         if isinstance(error, ConstraintError):

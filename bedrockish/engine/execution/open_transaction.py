@@ -22,13 +22,13 @@ KEY_BYTES = 200  # about how many bytes a key or a range of the access set takes
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """A savepoint: its name, and the lengths of the transaction's lists ``changes`` and ``blurred`` at that time."""
+    """A savepoint: its name, and the lengths of the transaction's lists ``changes`` and ``net_only`` at that time."""
 
     name: str
     changes: int
-    blurred: int
+    net_only: int
     size: int
-    searched: int
+    fts_bytes: int
     is_broken: bool  # whether a deferred foreign key was or may have been broken at that time
 
 
@@ -79,10 +79,10 @@ class TransactionWork:
     sets: AccessSetBuilder | None = None  # the keys and ranges that it has read and written
     snapshot: Snapshot | None = None  # the snapshot on which it reads until its first write
     changes: list[Change] = field(default_factory=list)  # the rows that it has changed, in order
-    blurred: list[str] = field(default_factory=list)  # the tables for which only the net effect of the changes is known
+    net_only: list[str] = field(default_factory=list)  # the tables of whose changes only the net effect is known
     marks: list[Savepoint] = field(default_factory=list)
     size: int = 0  # an estimate of the bytes of the changes
-    searched: int = 0  # the bytes of text that FTS5 has to index for the changes
+    fts_bytes: int = 0  # the bytes of text that FTS5 has to index for the changes
     lastrowid: int = 0  # an id of 0 does not change it, as in the private copy of a schema change
     wrote: bool = False  # whether a statement that writes has succeeded, even if it changed no row
     # The statements that were run, which run again if the transaction changes the schema later; None if there were too
@@ -109,9 +109,9 @@ class TransactionWork:
 
     def follow(self, other: "TransactionWork") -> None:
         """Copy the state of another record of this transaction, which this record replaces."""
-        self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
+        self.sets, self.changes, self.net_only = other.sets, list(other.changes), list(other.net_only)
         self.marks, self.lastrowid = list(other.marks), other.lastrowid
-        self.size, self.searched = other.size, other.searched
+        self.size, self.fts_bytes = other.size, other.fts_bytes
         self.wrote, self.keys_were_broken, self.defers = other.wrote, other.keys_were_broken, other.defers
         self.read_without_keys, self.reads_system = other.read_without_keys, other.reads_system
         self.clock, self.has_failed = other.clock, other.has_failed
@@ -145,7 +145,7 @@ class TransactionWork:
     @property
     def weight(self) -> int:
         """The time to write the changes again, in rows: FTS5 indexes 256 bytes of text in the time of a row."""
-        return len(self.changes) + self.searched // 256
+        return len(self.changes) + self.fts_bytes // 256
 
     @property
     def kept(self) -> int:
@@ -160,15 +160,15 @@ class TransactionWork:
         """
         assert self.sets is not None
         if rows or not piece.checks_keys:
-            self.sets.read_unchanged(piece, params, query)
+            self.sets.add_reads_unchanged(piece, params, query)
 
     def mark(self, name: str, *, is_broken: bool) -> None:
         """Execute SAVEPOINT; ``is_broken`` tells whether SQLite counts a deferred foreign key as broken."""
         if self.sets is not None:
-            self.sets.mark()
+            self.sets.begin_savepoint()
         is_broken = is_broken or self.keys_were_broken
         self.marks.append(
-            Savepoint(name.lower(), len(self.changes), len(self.blurred), self.size, self.searched, is_broken)
+            Savepoint(name.lower(), len(self.changes), len(self.net_only), self.size, self.fts_bytes, is_broken)
         )
 
     def release(self, name: str) -> None:
@@ -180,13 +180,13 @@ class TransactionWork:
         place = self.find(name)
         del self.marks[place:]
         if self.sets is not None:
-            self.sets.release(place)
+            self.sets.end_savepoint(place)
 
     def roll_back(self, place: int) -> None:
         """Drop the changes since the savepoint with this index, and the savepoints after it."""
         mark = self.marks[place]
-        del self.marks[place + 1 :], self.changes[mark.changes :], self.blurred[mark.blurred :]
-        self.size, self.searched = mark.size, mark.searched
+        del self.marks[place + 1 :], self.changes[mark.changes :], self.net_only[mark.net_only :]
+        self.size, self.fts_bytes = mark.size, mark.fts_bytes
         # The rows from before the savepoint may be written again, and SQLite then does not count their broken keys.
         self.keys_were_broken = self.keys_were_broken or mark.is_broken
         if self.sets is not None:
@@ -195,11 +195,11 @@ class TransactionWork:
     def begin_sets(self, analysis: Analysis) -> None:
         """Start the access set, or continue it with the analysis of another connection."""
         if self.sets is not None:
-            self.sets = self.sets.moved(analysis)
+            self.sets = self.sets.with_analysis(analysis)
             return
         self.sets = AccessSetBuilder(analysis, serializable=self.serializable)
         for _ in self.marks:
-            self.sets.mark()
+            self.sets.begin_savepoint()
 
     def find(self, name: str) -> int:
         """Return the index of the latest savepoint of a name.

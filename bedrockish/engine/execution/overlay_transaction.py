@@ -114,11 +114,11 @@ class EarlyReads:
         assert sets is not None
         for recipe, values, has_failed in self._reads:
             if has_failed:
-                sets.read(recipe.piece, values, failed=True)
+                sets.add_reads(recipe.piece, values, failed=True)
             elif recipe.is_brief:
                 sets.add_keys(*recipe.plan.bind(values))
             else:
-                sets.read_unchanged(recipe.piece, values, executor.query_for(recipe.piece))
+                sets.add_reads_unchanged(recipe.piece, values, executor.query_for(recipe.piece))
 
 
 class OverlayTransaction:

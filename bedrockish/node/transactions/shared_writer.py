@@ -163,7 +163,7 @@ class SharedWriter(Place):
                 raise schema_changed()  # the plan of its reads must use the statistics with which the statement has run
             work.read_unchanged(piece, params, rows, work.snapshot.query)
             assert work.sets is not None
-            work.sets.lock(scope.take_locked())
+            work.sets.add_locked(scope.take_locked())
         return Result(piece.columns, rows, -1, work.lastrowid or None), size
 
     async def _on_overlay(

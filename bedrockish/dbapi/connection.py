@@ -511,7 +511,7 @@ class Connection:
             params: values that SQLite stores without conversion.
         """
         opened = self._opened
-        if opened is None or type(sql) is not str or self._tracer is not None or self.detect_types:
+        if opened is None or type(sql) is not str or self._tracer is not None:
             return None
         link, session = opened
         if link.closed:
@@ -555,14 +555,20 @@ class Connection:
         """Return the declared types of a statement's columns, cached by text for ``DECLARED_S``."""
         if self._session.has_own_schema:
             return self._run(lambda session: [declared for _, declared in session.columns(sql)])
-        kept = self._declared_types.get(sql)
-        if kept is not None and monotonic() - kept[0] < DECLARED_S:
-            return kept[1]
+        known = self._known_types(sql)
+        if known is not None:
+            return known
         types = self._run(lambda session: [declared for _, declared in session.columns(sql)])
         if len(self._declared_types) >= DECLARED_MAX or sum(map(len, self._declared_types)) > DECLARED_CHARACTERS:
             self._declared_types.clear()
         self._declared_types[sql] = (monotonic(), types)
         return types
+
+    def _known_types(self, sql: str) -> list[str | None] | None:
+        """Return the declared types of a statement's columns if they are cached; else None."""
+        kept = self._declared_types.get(sql)
+        is_known = kept is not None and monotonic() - kept[0] < DECLARED_S and not self._session.has_own_schema
+        return kept[1] if kept is not None and is_known else None
 
     def _forget_types(self) -> None:
         """Drop the cached declared types, because the schema has changed."""

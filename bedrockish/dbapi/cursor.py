@@ -85,6 +85,7 @@ class CursorOwner(Protocol):
     def _run(self, what: Callable[[Session], T]) -> T: ...
     def _run_again(self, sql: Any, params: tuple[Any, ...] | dict[str, Any]) -> Again | None: ...
     def _declared(self, sql: str) -> list[str | None]: ...
+    def _known_types(self, sql: str) -> list[str | None] | None: ...
     def _forget_types(self) -> None: ...
     def _script(self, section: Sequence[str]) -> None: ...
 
@@ -200,14 +201,16 @@ class Cursor:
             if params is None:
                 self._check_sql(sql)
                 params = self._adapted(parameters, sql)
-            found = self._connection._run_again(sql, params)
+            declared = self._known_types(sql) if self._connection.detect_types else []
+            found = None if declared is None else self._connection._run_again(sql, params)
             if found is not None:
                 self._columns, self._rows, self._rowcount, lastrowid, self._source = found
                 self._place, self._before, self._description = 0, 0, None
                 if lastrowid is not None:
                     self._lastrowid = lastrowid
-                if self._declared or self._converters:
-                    self._declared, self._converters = [], []
+                if declared or self._connection.detect_types or self._declared or self._converters:
+                    self._declared = declared or []
+                    self._choose_converters()
                 return self
         kind = self._check_sql(sql)
         if not params and not hasattr(parameters, "__missing__"):
@@ -292,6 +295,13 @@ class Cursor:
             raise TypeError(f"a statement should be an SQL text, not {type(sql).__name__}")
         return _checked(sql) if len(sql) > SHORT else _checked_once(sql)
 
+    def _known_types(self, sql: str) -> list[str | None] | None:
+        """Return the declared types of a statement's columns, [] if they are not needed, None if unknown."""
+        wanted = self._connection.detect_types & PARSE_DECLTYPES
+        if not wanted or (self._check_sql(sql) == WRITE and "RETURNING" not in sql.upper()):
+            return []
+        return self._connection._known_types(sql)
+
     def _ask_types(self, sql: str, kind: str) -> list[str | None] | None:
         """Return the declared types of a statement's columns, [] if they are not needed, None to ask again afterwards.
 
@@ -309,12 +319,15 @@ class Cursor:
     def _set_result(self, rows: Rows) -> None:
         self._columns, self._rowcount = rows.columns, rows.rowcount
         self._rows, self._source = rows.rows, rows.rest
+        self._choose_converters()
+
+    def _choose_converters(self) -> None:
         if not self._declared and not self._connection.detect_types:
             self._converters = []
             return
-        converters = [declared_converter(declared) for declared in self._declared] or [None] * len(rows.columns)
+        converters = [declared_converter(declared) for declared in self._declared] or [None] * len(self._columns)
         if self._connection.detect_types & PARSE_COLNAMES:
-            named = [converter_of(name) for name in rows.columns]
+            named = [converter_of(name) for name in self._columns]
             converters = [first or second for first, second in zip(named, converters, strict=True)]
         self._converters = converters if any(converters) else []
 

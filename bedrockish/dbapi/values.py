@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from bedrockish.api.requests import shown_integer
@@ -135,7 +136,12 @@ def declared_converter(declared: str | None) -> Callable[[bytes], Any] | None:
 
     As in sqlite3, the first word of ``number(10)`` is ``number``.
     """
-    return converters.get(re.split(r"[ (]", declared.upper(), maxsplit=1)[0]) if declared else None
+    return converters.get(_first_word(declared)) if declared else None
+
+
+@lru_cache(maxsize=1_000)
+def _first_word(declared: str) -> str:
+    return re.split(r"[ (]", declared.upper(), maxsplit=1)[0]
 
 
 def _to_date(data: bytes) -> datetime.date:

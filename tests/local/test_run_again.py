@@ -130,6 +130,51 @@ def test_known_statement_runs_again_whatever_the_form_of_its_parameters(
         assert ours.execute(rows).fetchall() == plain.execute(rows).fetchall()
 
 
+@pytest.mark.filterwarnings("ignore:The default")  # Python 3.12 deprecates its own converters
+@pytest.mark.parametrize("detect_types", [1, 2, 3])
+def test_known_statement_runs_again_with_converted_values(
+    node: LocalNode, table: str, runs: list[bool], detect_types: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bool] = []
+    original = LocalReads.read_again
+
+    def noted(self: LocalReads, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        read.append(found is not None)
+        return found
+
+    monkeypatch.setattr(LocalReads, "read_again", noted)
+    select = f'SELECT d, d AS "e [date]", n FROM {table} WHERE n = ?'
+    update, returning = f"UPDATE {table} SET d = ? WHERE n = ?", f"UPDATE {table} SET n = n RETURNING d"
+    with (
+        closing(sqlite3.connect(":memory:", detect_types=detect_types)) as plain,
+        closing(dbapi.connect(node.database, detect_types=detect_types)) as ours,
+    ):
+        told: list[list[Any]] = [[], []]
+        both: tuple[Any, ...] = plain, ours
+        for db, said in zip(both, told, strict=True):
+            db.execute(f"CREATE TABLE {table}(d DATE, n INTEGER PRIMARY KEY)")
+            db.execute(f"INSERT INTO {table} VALUES (?, 1)", (date(2026, 1, 1),))
+            db.commit()
+            for _ in range(3):
+                cursor = db.execute(select, (1,))
+                said += [cursor.fetchall(), [column[0] for column in cursor.description], db.in_transaction]
+                cursor.execute("SELECT 1")
+                said.append(cursor.fetchall())
+            for number in range(3):
+                said.append(db.execute(update, (date(2026, 1, number + 2), 1)).rowcount)
+                said += [db.execute(select, (1,)).fetchall(), db.execute(returning).fetchall()]
+            db.rollback()
+            db.execute(f"ALTER TABLE {table} RENAME COLUMN d TO f")
+            db.execute(f"ALTER TABLE {table} ADD COLUMN d TEXT DEFAULT '2027-01-01'")
+            said.append(db.execute(select, (1,)).fetchall())
+            db.commit()
+            said.append(db.execute(select, (1,)).fetchall())
+        assert told[0] == told[1]
+        assert read.count(True) >= 3
+        assert runs.count(True) >= 4
+
+
 @pytest.mark.parametrize("values", [{"id": 7}, {"id": 7, None: "x"}, {}, {"id": 7, "a": "\ud800"}, [7], (7, "x", 1)])
 def test_known_statement_refuses_parameters_that_do_not_fit_as_at_its_first_run(
     node: LocalNode, table: str, values: Any

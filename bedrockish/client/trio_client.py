@@ -57,7 +57,9 @@ class Client(Driver, Session):
         try:
             yield
         finally:
-            local.unpin(pin)
+            if not local.unpin_at_once(pin):
+                with trio.CancelScope(shield=True):
+                    await _threaded(local.unpin, pin)
 
     def _close(self) -> None:
         super()._close()

@@ -516,6 +516,16 @@ class LocalReads:
         with self.lock:
             self._snapshots.unpin(pin)
 
+    def unpin_at_once(self, pin: SnapshotBlock) -> bool:
+        """Do as ``unpin`` and return True, unless another thread reads now, perhaps for long."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            self._snapshots.unpin(pin)
+        finally:
+            self.lock.release()
+        return True
+
     def fork_locks(self) -> Iterable[Lock]:
         """Return the locks of the threads that open, read or close the file."""
         yield self.lock

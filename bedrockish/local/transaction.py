@@ -207,9 +207,13 @@ class LocalTransaction:
     def run_brief(self, statement: Statement) -> Result | None:
         """Run a statement as ``run_again`` does if it takes some microseconds with any rows; else return None.
 
+        Return None also while a thread runs a statement of the transaction for another task.
+
         Raises:
             BedrockishError: see ``run``.
         """
+        if self._statement.is_running:
+            return None
         params = statement.params
         values = params if type(params) is dict else tuple(params or ())
         return self.run_again(statement.sql, values, only_brief=True)
@@ -328,9 +332,14 @@ class LocalTransaction:
             return self._run_step(self._finish)
 
     def finish_small(self) -> Prepared | None:
-        """Return the transaction as ``finish`` does, if it has few keys and rows; otherwise return None."""
+        """Return the transaction as ``finish`` does, if it has few keys and rows; otherwise return None.
+
+        Return None also while a thread runs a statement of it for another task.
+        """
         work = self._work
-        return None if self.keeps_rows or work.keys_were_broken or work.kept > SMALL_BYTES else self.finish()
+        if self.keeps_rows or self._statement.is_running or work.keys_were_broken or work.kept > SMALL_BYTES:
+            return None
+        return self.finish()
 
     def _finish(self) -> Prepared:
         with self.lock, self._statement:
@@ -341,7 +350,7 @@ class LocalTransaction:
 
     def needs_no_certificate(self) -> bool:
         """Return whether COMMIT needs no question to the node: it has run known reads only, on one durable snapshot."""
-        if self.request.read == STRICT:
+        if self.request.read == STRICT or self._statement.is_running:
             return False
         with self.lock:
             is_usable = self._ended is None and self._is_consistent and not self.has_failed

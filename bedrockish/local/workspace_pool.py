@@ -4,6 +4,7 @@ import io
 import threading
 import time
 import weakref
+from typing import TypeGuard
 
 import apsw
 
@@ -33,6 +34,11 @@ IDLE_MAX = 8  # the most workspaces that are kept for later transactions
 DURABLE_S = 1.0  # how long to wait until the newest snapshot is durable
 PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # pauses between two polls of the page: each twice as long as the last
 TEMPORARY_BYTES = 1 << 40  # limit for TEMP tables; practically none, because they take the program's own space
+
+
+def leads(facts: PublishedFacts | None) -> TypeGuard[PublishedFacts]:
+    """Return whether the node leads transactions now, according to its page."""
+    return facts is not None and facts.mode == SERVING and not facts.why_not
 
 
 class NodeNeededError(UsageError):
@@ -165,9 +171,7 @@ class WorkspacePool:
         with self.reads.lock:
             facts = self.reads.facts()
             published = self.reads.published
-        if published is None or facts is None or facts.mode != SERVING or facts.why_not:
-            return None, None
-        return published, facts
+        return (published, facts) if published is not None and leads(facts) else (None, None)
 
     def take(self, published: Published, facts: PublishedFacts, *, may_connect: bool = True) -> FileWorkspace | None:
         """Return an idle workspace on the page's present file, or open one; return None if it may not open one."""
@@ -200,7 +204,7 @@ class WorkspacePool:
             moment = moment_row.read(workspace.begin_with(moment_row.QUERY))
             if moment is None:
                 return None
-            while moment.batch > durable and moment.batch > (durable := self._durable(published)):
+            while moment.batch > durable and moment.batch > (durable := published.facts_for_any_thread().durable):
                 if monotonic() > until:
                     return None
                 TURN.leave()
@@ -230,10 +234,6 @@ class WorkspacePool:
         known = self.known_schema
         return known is not None and (known.version, known.membership.version) == (moment.schema, moment.members)
 
-    def _durable(self, published: Published) -> int:
-        with self.reads.lock:
-            return published.facts().durable
-
     def schema(self, db: apsw.Connection, facts: PublishedFacts, version: int, members: int = -1) -> FileSchema:
         """Return the schema and the membership of a connection's snapshot, from the cache if their versions are equal.
 
@@ -250,9 +250,16 @@ class WorkspacePool:
         return made
 
     def still_serves(self, facts: PublishedFacts) -> bool:
-        """Return whether the node still serves the file on which a transaction has run."""
-        _, now = self.serving()
-        return now is not None and (now.generation, now.process_start) == (facts.generation, facts.process_start)
+        """Return whether the node still serves the file on which a transaction has run.
+
+        Wait for no other thread: the loop of a trio client calls this while a thread may run a long read.
+        """
+        published = self.reads.published
+        try:
+            now = None if published is None else published.facts_for_any_thread()
+        except UnavailableError:
+            return False
+        return leads(now) and (now.generation, now.process_start) == (facts.generation, facts.process_start)
 
     def check_generation(self, facts: PublishedFacts) -> None:
         """Check that the node still serves the file on which a transaction has run.

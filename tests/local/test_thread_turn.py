@@ -16,7 +16,7 @@ from bedrockish.api.requests import Request
 from bedrockish.client.blocking import connect
 from bedrockish.client.socket_driver import SocketDriver
 from bedrockish.local import snapshots, thread_turn, workspace_pool
-from bedrockish.local.page import Published
+from bedrockish.local.page import Published, PublishedFacts
 from bedrockish.local.thread_turn import TURN, ThreadTurn
 from bedrockish.local.workspace_pool import WorkspacePool
 from tools.cluster import LocalNode
@@ -209,10 +209,11 @@ def test_each_step_of_a_transaction_waits_for_the_turn_and_its_end_passes_it_on(
 
 
 def test_thread_that_waits_for_a_durable_snapshot_has_no_turn(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    take, durable, holders = WorkspacePool.snapshot, WorkspacePool._durable, list[int]()
+    take, read, holders = WorkspacePool.snapshot, Published.facts_for_any_thread, list[int]()
 
-    def undurable(pool: WorkspacePool, published: Published) -> int:
-        return durable(pool, published) if holders else -1
+    def undurable(published: Published) -> PublishedFacts:
+        found = read(published)
+        return found if holders else found._replace(durable=-1)
 
     def snapshot(
         pool: WorkspacePool, workspace: Any, published: Published, _durable: int, request: Request, **options: bool
@@ -220,7 +221,7 @@ def test_thread_that_waits_for_a_durable_snapshot_has_no_turn(node: LocalNode, m
         assert TURN._holder == threading.get_ident()
         return take(pool, workspace, published, -1, request, **options)
 
-    monkeypatch.setattr(WorkspacePool, "_durable", undurable)
+    monkeypatch.setattr(Published, "facts_for_any_thread", undurable)
     monkeypatch.setattr(WorkspacePool, "snapshot", snapshot)
     monkeypatch.setattr(workspace_pool, "time", SimpleNamespace(sleep=lambda _: holders.append(TURN._holder)))
     with connect(str(node.database)) as db, db.transaction() as transaction:

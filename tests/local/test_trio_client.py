@@ -129,6 +129,47 @@ async def test_transaction_waits_for_another_thread_of_its_session_in_a_thread(
     assert threads[0] == "begin"
 
 
+@pytest.mark.parametrize("what", [READ, UPDATE, "snapshot", "statement"])
+async def test_end_of_a_block_waits_for_another_thread_of_its_session_in_a_thread(
+    client: Client, table: str, threads: list[str], what: str
+) -> None:
+    """The other thread goes on only while the loop runs."""
+    await begun(client, table, threads)
+    steps = client.local_steps
+    assert steps is not None
+    transactions, taken, free = steps.transactions, trio.Event(), threading.Event()
+    has_run: list[bool] = []
+
+    def hold() -> None:
+        one = next(iter(transactions._open.values()), None)
+        with one.lock if one is not None and what == "statement" else transactions.pool.reads.lock:
+            if one is not None and what == "statement":
+                one._statement.is_running = True
+            trio.from_thread.run_sync(taken.set)
+            has_run.append(free.wait(2))
+            if one is not None and what == "statement":
+                one._statement.is_running = False
+
+    async def release() -> None:
+        await trio.sleep(0.05)
+        free.set()
+
+    async with trio.open_nursery() as nursery:
+        block: Any = client.snapshot() if what == "snapshot" else client.transaction()
+        async with block as tx:
+            if what == "snapshot":
+                await client.execute(READ.format(table), (2,))
+            else:
+                await tx.execute((READ if what == "statement" else what).format(table), (2,))
+            nursery.start_soon(trio.to_thread.run_sync, hold)
+            await taken.wait()
+            nursery.start_soon(release)
+            if what == "statement":
+                assert (await tx.execute(READ.format(table), (2,))).rows == [(20,)]
+    assert has_run == [True]
+    assert not transactions.has_any
+
+
 async def test_first_transaction_of_a_client_opens_its_connections_in_a_thread(
     node: LocalNode, client: Client, table: str, threads: list[str]
 ) -> None:

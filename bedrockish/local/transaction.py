@@ -198,8 +198,9 @@ class LocalTransaction:
             BedrockishError: see ``run``.
         """
         notice_fork()
-        # Only ``run`` handles a progress handler that ends a statement, and functions of the program that fail.
-        if self.keeps_rows or self._pool.has_own or not self._is_consistent:
+        # Only ``run`` handles code of the program that a statement calls. A text with a recipe calls no function.
+        pool = self._pool
+        if self.keeps_rows or pool.may_call_program or pool.attached.has_any or not self._is_consistent:
             return None
         with TURN:
             return self._run_step(partial(self._run_known, sql, values, only_brief=only_brief))

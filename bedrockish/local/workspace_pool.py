@@ -159,6 +159,12 @@ class WorkspacePool:
         """Whether the session has functions or attached files, which the node does not have."""
         return bool(self.reads.registrations) or self.attached.has_any
 
+    @property
+    def may_call_program(self) -> bool:
+        """Whether statements without function calls may call the program: its collations, or its progress handler."""
+        registrations = self.reads.registrations
+        return bool(registrations) and any(one.key[0] != "function" for one in list(registrations.values()))
+
     def prepare(self, db: apsw.Connection) -> None:
         """Register the program's functions on a connection, and attach the session's files to it."""
         leave_to_plugins(db)

@@ -130,6 +130,36 @@ def test_known_statement_runs_again_whatever_the_form_of_its_parameters(
         assert ours.execute(rows).fetchall() == plain.execute(rows).fetchall()
 
 
+def test_known_statement_runs_again_beside_functions_of_the_program(
+    node: LocalNode, table: str, runs: list[bool]
+) -> None:
+    """A statement that calls a function, a collation or a progress handler of the program takes the ordinary way."""
+    with closing(dbapi.connect(node.database)) as db:
+        db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a TEXT)")
+        db.commit()
+        db.create_function("mine", 1, lambda value: f"{value}!")
+        plain, own = f"INSERT OR REPLACE INTO {table} VALUES (?, 'x')", f"UPDATE {table} SET a = mine(a) WHERE id = ?"
+        for _ in range(3):
+            db.execute(plain, (1,))
+            db.execute(own, (1,))
+            assert db.execute(f"SELECT a FROM {table} WHERE id = ?", (1,)).fetchall() == [("x!",)]
+        assert runs.count(True) == 4  # the INSERT and the SELECT, from the second time on
+        db.create_function("mine", 1, lambda _: 1 // 0)
+        with pytest.raises(dbapi.OperationalError, match="user-defined function raised"):
+            db.execute(own, (1,))
+        db.rollback()
+        runs.clear()
+        db.create_collation("backwards", lambda left, right: (left < right) - (left > right))
+        for _ in range(3):
+            db.execute(plain, (1,))
+        db.rollback()
+        db.create_collation("backwards", None)
+        db.set_progress_handler(lambda: 0, 1)
+        for _ in range(3):
+            db.execute(plain, (1,))
+        assert not any(runs)
+
+
 @pytest.mark.filterwarnings("ignore:The default")  # Python 3.12 deprecates its own converters
 @pytest.mark.parametrize("detect_types", [1, 2, 3])
 def test_known_statement_runs_again_with_converted_values(

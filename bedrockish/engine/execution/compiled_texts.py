@@ -314,6 +314,10 @@ class CompiledTexts:
             self._again[sql] = recipe_again(known[0], self._analysis.plan, self._tables) if is_one else None
         return self._again[sql]
 
+    def has_run(self, sql: str) -> bool:
+        """Return whether a text has run before, so that ``again`` may return a recipe."""
+        return sql in self._all.texts
+
     def made_again(self, sql: str) -> Recipe | None:
         """Return the recipe that ``again`` has returned for a text before; None without one."""
         return None if self._access.users else self._again.get(sql)

@@ -74,6 +74,14 @@ class EarlyReads:
         recipe = writer.executor.texts.made_again(sql)
         return recipe if recipe is not None and recipe.piece.kind == READ else None
 
+    def has_run(self, sql: str) -> bool:
+        """Return whether a text has run in an earlier transaction, so that it may have a recipe after the start.
+
+        If so, the start opens no connection and reads no schema.
+        """
+        writer = self._workspace.lend_for_reads()
+        return writer is not None and writer.executor.texts.has_run(sql)
+
     def run(self, recipe: Recipe, given: tuple[Any, ...] | dict[str, Any], room: int) -> Result | None:
         """Run a read, and return its result; None if it must run after the start.
 
@@ -381,8 +389,8 @@ class OverlayTransaction:
             recipe = self.early.recipe(sql) if self._end is None else None
             if recipe is not None:
                 return None if only_brief and not recipe.is_brief else self.early.run(recipe, values, room)
-            if only_brief and self.workspace.lend_for_reads() is None:
-                return None  # the start opens a connection, or reads the schema
+            if not self.early.has_run(sql):  # a COMMIT or ROLLBACK, for example, which needs no start
+                return None
             self.start_now()
         writer, interactive, work = self._writer, self._interactive, self.work
         assert writer is not None

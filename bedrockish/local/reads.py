@@ -130,7 +130,7 @@ class LocalReads:
             UnavailableError: the machine gives no further thread.
         """
         with self.lock:
-            KEEPER.add(self)
+            self._add_to_keeper()
             return self._snapshots.take_over(parts)
 
     @property
@@ -171,7 +171,16 @@ class LocalReads:
         for given in list(self.registrations.values()):
             given(db)
         self.attached.apply_to(db)
-        KEEPER.add(self)  # starts the keeper's thread if it does not run: a fork does not copy the thread
+        self._add_to_keeper()
+
+    def _add_to_keeper(self) -> None:
+        """Have the keeper maintain this session and, later, its connections; start the keeper's thread if need be.
+
+        A fork does not copy the thread. The connections are not added when the session ends: the finalizer that ends it
+        may begin while this thread has the keeper's lock.
+        """
+        KEEPER.add(self)
+        KEEPER.add(connections.KEPT)
 
     def register(self, given: Registration) -> None:
         """Register a function or collation of the program on all present and future connections.
@@ -564,13 +573,11 @@ class LocalReads:
         """
         notice_fork()
         parts = None
-        if self.lock.acquire(blocking=False):
+        if self.lock.acquire(timeout=connections.ASK_S):  # the keeper may have the lock for a moment
             try:
                 is_own = self.registrations or self.attached.version or self._results.running or self._snapshots.pins
                 if not (is_own or self._is_running):
-                    with suppress(UnavailableError):  # no thread would close the connections
-                        KEEPER.add(connections.KEPT)
-                        parts, self._snapshots.is_closed = self._snapshots.release_connections(), True
+                    parts, self._snapshots.is_closed = self._snapshots.release_connections(), True
             finally:
                 self.lock.release()
         self.close()

@@ -123,14 +123,18 @@ def open_local(target: Target) -> LocalFile | None:
     return file
 
 
-def close_local(reads: "LocalReads", transactions: "LocalTransactions") -> None:
-    """Close a file, and the transactions that are open on it; keep its connections if another session can use them."""
+def close_local(reads: "LocalReads", transactions: "LocalTransactions", *, has_reached_node: bool) -> None:
+    """Close a file, and the transactions that are open on it; keep its connections if another session can use them.
+
+    If the session has not reached the file's node, close them: the next session must not take that for granted.
+    """
     from bedrockish.local.connections import KEPT
 
     pool, parts = transactions.leave(), reads.leave()
-    if pool is not None and parts is not None:
+    if pool is not None and parts is not None and has_reached_node:
         KEPT.keep((reads.database, reads.user), KeptSession(parts, pool))
-    elif pool is not None:
+        return
+    if pool is not None:
         pool.close_all()
-    elif parts is not None:
+    if parts is not None:
         parts.close()

@@ -168,13 +168,14 @@ class LocalSteps:
             return [Rows(one.columns, one.rows) for one in results]
         return None
 
-    def _is_at_file_node(self) -> bool:
+    def is_at_file_node(self) -> bool:
+        """Return whether the session's calls go to the node of the file."""
         address = self._session._core.address
         return address is not None and address.host == self._socket
 
     async def _return_to_file_node(self) -> bool:
         """Return whether the session's calls go to the node of the file; try to return to that node first."""
-        if self._is_at_file_node():
+        if self.is_at_file_node():
             return True
         now = monotonic()
         if now < self._next_return_at or not await self._session._in_place(self.transactions.is_served):
@@ -184,7 +185,7 @@ class LocalSteps:
         has_others = len(self._session._core.route.addresses) > 1
         with suppress(BedrockishError):
             await self._session._call(Ask(0, PING), RETURN_S if has_others else self._session._seconds(None))
-        return self._is_at_file_node()
+        return self.is_at_file_node()
 
     async def writes_here(self, texts: Sequence[str]) -> bool:
         """Return whether writes outside of transactions run in this process, because the file's node is a learner."""
@@ -199,7 +200,7 @@ class LocalSteps:
 
     def begin_at_once(self, command: str, read: str, isolation: str, timeout_s: float) -> bool:
         """Begin a transaction in this thread, in this process; return False if ``call`` must begin it."""
-        if self._begins_at_node or not self._is_at_file_node():
+        if self._begins_at_node or not self.is_at_file_node():
             return False
         core = self._session._core
         request = Request(command, (), read, isolation, timeout_s=timeout_s, token=core.token)

@@ -87,6 +87,7 @@ class Session(Calls):
     target: Target
     local: "LocalReads | None" = None  # reads a node's file in this process
     local_steps: "LocalSteps | None" = None  # runs open transactions on the node's file
+    _has_reached_file = False  # whether this session, or the one whose connections it uses, has reached the file's node
     _clean_up_scope: CleanUpScope = staticmethod(shielded)
 
     def _now(self) -> float:
@@ -483,14 +484,15 @@ class Session(Calls):
             self._core.cluster_id = self._core.cluster_id or file.cluster_id
         else:
             await self.ping()
-        if self.local is not None:
+        if self.local is not None and self.local_steps is not None:
+            self._has_reached_file = bool(file and file.cluster_id) or self.local_steps.is_at_file_node()
             self.local.belong(lambda: self.cluster_id, lambda token: self._core.merge_token(token))
             self._core.on_commit = self.local.note_commit
 
     def _close_file(self) -> None:
         """Close the node's file, and the transactions that are open on it."""
         if self.local is not None and self.local_steps is not None:
-            close_local(self.local, self.local_steps.transactions)
+            close_local(self.local, self.local_steps.transactions, has_reached_node=self._has_reached_file)
 
     def _file(self) -> "LocalReads":
         """Return the object that reads the node's file in this process."""

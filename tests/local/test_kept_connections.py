@@ -16,7 +16,11 @@ import pytest
 import bedrockish
 from bedrockish import dbapi
 from bedrockish.api.requests import Token, seal_token
+from bedrockish.client.local_steps import LocalSteps
+from bedrockish.client.session import Session
+from bedrockish.errors import AuthenticationError
 from bedrockish.local import connections
+from bedrockish.local.reads import KEEPER
 from bedrockish.local.snapshots import Parts
 from tests.local.conftest import BOUND_S, calls_made, here
 from tools.cluster import LocalCluster, LocalNode
@@ -96,6 +100,41 @@ def test_session_that_takes_over_connections_makes_no_call_before_it_needs_the_n
         dbapi.connect(node.database, token=foreign)
     with closing(dbapi.connect(f"{alone.url()}?local={node.database}")) as db:
         assert calls_made(db._link) > 0  # its other nodes may belong to another cluster
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_session_after_one_that_failed_to_reach_the_node_tries_to_reach_it(
+    node: LocalNode, filled: str, monkeypatch: pytest.MonkeyPatch, other: bool, alone: LocalCluster
+) -> None:
+    """The first session reaches no node, or another one than that of the file."""
+    connections.KEPT.close_all()
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSteps, "is_at_file_node", lambda _: False)
+        if other:
+            dbapi.connect(f"{alone.url()}?local={node.database}").close()
+        else:
+            patch.setattr(Session, "ping", denied)
+            with pytest.raises(dbapi.OperationalError, match="denied"):
+                dbapi.connect(node.database)
+    with closing(dbapi.connect(node.database)) as db:
+        assert calls_made(db._link) > 0
+        assert db.execute(f"SELECT a FROM {filled}").fetchall() == [("one",)]
+
+
+async def denied(_session: Session) -> None:
+    raise AuthenticationError("denied")
+
+
+def test_end_of_a_session_waits_for_no_lock_of_the_keeper(node: LocalNode, filled: str) -> None:
+    """The collector may end a session while the same thread has the lock."""
+    db = dbapi.connect(node.database)
+    thread = threading.Thread(target=db.close)
+    with KEEPER._lock:
+        thread.start()
+        thread.join(2)
+        assert not thread.is_alive()
+    assert connections.KEPT._kept
+    assert connections.KEPT in KEEPER._kept
 
 
 def test_sessions_that_are_open_together_have_connections_of_their_own(node: LocalNode, filled: str) -> None:

@@ -58,7 +58,7 @@ def db(cluster: LocalCluster, table: str) -> Iterator[Connection]:
 def is_here(db: Connection) -> bool:
     steps = db._client.local_steps
     assert steps is not None
-    return steps._is_at_file_node()
+    return steps.is_at_file_node()
 
 
 def test_transaction_runs_in_the_program_and_a_voter_commits_it(

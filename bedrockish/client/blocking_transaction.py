@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from bedrockish.api.requests import Params, Rows
+from bedrockish.api.requests import Params, Result, Rows
 from bedrockish.client.in_thread import blocking, run
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import BedrockishError
@@ -33,6 +33,10 @@ class BlockingTransaction:
         """Run one statement; see ``Transaction.execute``."""
         found = self._opened.run_plain(sql, params, timeout, again=True)
         return found if found is not None else run(self._opened.execute, sql, params, timeout=timeout)
+
+    def run_first(self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool) -> Result | None:
+        """Begin in this process, with a text that has run here before; see ``Transaction.run_first``."""
+        return self._opened.run_first(sql, values, only_brief=only_brief)
 
     @property
     def here(self) -> "LocalTransaction | None":

@@ -198,13 +198,18 @@ class LocalSteps:
         """Return whether the error says that the node lacks a function or collation that this program may have."""
         return self.transactions.has_functions and error.lacks_function
 
-    def begin_at_once(self, command: str, read: str, isolation: str, timeout_s: float) -> bool:
-        """Begin a transaction in this thread, in this process; return False if ``call`` must begin it."""
+    def begin_at_once(
+        self, command: str, read: str, isolation: str, timeout_s: float, *, may_wait: bool = True
+    ) -> bool:
+        """Begin a transaction in this thread, in this process; return False if ``call`` must begin it.
+
+        With ``may_wait`` False, also return False if that would take long; see ``LocalTransactions.begin_at_once``.
+        """
         if self._begins_at_node or not self.is_at_file_node():
             return False
         core = self._session._core
         request = Request(command, (), read, isolation, timeout_s=timeout_s, token=core.token)
-        one = self.transactions.begin(request)
+        one = (self.transactions.begin if may_wait else self.transactions.begin_at_once)(request)
         if one is None:
             return False
         core.merge_token(one.seen)

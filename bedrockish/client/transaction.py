@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from bedrockish.api.requests import Params, Request, Rows, Statement, check_params, check_timeout, rows_of
+from bedrockish.api.requests import Params, Request, Result, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
 from bedrockish.client.request_builder import columns_of, is_plain, new_command, note_results, pairs_of, with_values
@@ -179,6 +179,30 @@ class Transaction:
             return None
         rows = Rows(result.columns, result.rows, result.rowcount, result.lastrowid)
         return note_results([rows], options.values)[0]
+
+    def run_first(self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool) -> "Result | None":
+        """Begin in this process, with a text that has run here before; return None if ``run`` must run it.
+
+        Args:
+            values: parameters that SQLite stores without conversion.
+            only_brief: whether to return None also if that would take more than some microseconds.
+
+        Raises:
+            BedrockishError: see ``run``.
+        """
+        local, options = self._local, self._options
+        if local is None or options.temporary.asked or options.values.settings:
+            return None
+        self._is_begun = local.begin_at_once(
+            self.command, options.read, options.isolation, options.timeout_s, may_wait=not only_brief
+        )
+        one = local.find(self.command) if self._is_begun else None
+        if one is None:
+            return None
+        try:
+            return one.run_again(sql, values, only_brief=only_brief)
+        except BaseException as error:
+            self.fail(one, error)
 
     @property
     def here(self) -> "LocalTransaction | None":

@@ -502,13 +502,29 @@ class Connection:
         if (self._link if opened is None else opened[0]).closed:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
-    def _run_again(self, sql: Any, params: tuple[Any, ...] | dict[str, Any]) -> Again | None:
-        """Repeat, in less time, a statement that has read a node's file or run in the open transaction before.
+    def end_at_once(self, *, commits: bool) -> bool:
+        """Commit or roll back if that takes some microseconds; return False if ``commit`` or ``rollback`` must do it.
+
+        It does if the transaction has only run known reads on a node's file.
+        """
+        opened = self._opened
+        if opened is None or opened[0].closed or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return opened[1].end_at_once(commits=commits)
+        finally:
+            self._lock.release()
+
+    def _run_again(
+        self, sql: Any, params: tuple[Any, ...] | dict[str, Any], *, only_brief: bool = False
+    ) -> Again | None:
+        """Repeat, in less time, a statement that has read a node's file or run in a transaction on it before.
 
         Return None if the statement must be run like any other.
 
         Args:
             params: values that SQLite stores without conversion.
+            only_brief: whether to return None also if that would take more than some microseconds.
         """
         opened = self._opened
         if opened is None or type(sql) is not str or self._tracer is not None:
@@ -519,13 +535,19 @@ class Connection:
         notice_fork()
         try:
             if session.reads_alone:
+                if only_brief:
+                    return None
                 read = link.read_again(sql, params, session.read)
                 return None if read is None else (read[0], read[1], -1, None, read[2])
             text = sql
             if not params and (found := with_parameters(sql)) is not None:
                 text, params = found
-            with self._lock:
-                done = session.run_again(text, params)
+            if not self._lock.acquire(blocking=not only_brief):
+                return None
+            try:
+                done = session.run_again(text, params, only_brief=only_brief)
+            finally:
+                self._lock.release()
         except BedrockishError as error:
             if "sql" in error.details:
                 error.details = {**error.details, "sql": sql}

@@ -83,7 +83,9 @@ class CursorOwner(Protocol):
 
     def _check(self) -> None: ...
     def _run(self, what: Callable[[Session], T]) -> T: ...
-    def _run_again(self, sql: Any, params: tuple[Any, ...] | dict[str, Any]) -> Again | None: ...
+    def _run_again(
+        self, sql: Any, params: tuple[Any, ...] | dict[str, Any], *, only_brief: bool = False
+    ) -> Again | None: ...
     def _declared(self, sql: str) -> list[str | None]: ...
     def _known_types(self, sql: str) -> list[str | None] | None: ...
     def _forget_types(self) -> None: ...
@@ -201,16 +203,7 @@ class Cursor:
             if params is None:
                 self._check_sql(sql)
                 params = self._adapted(parameters, sql)
-            declared = self._known_types(sql) if self._connection.detect_types else []
-            found = None if declared is None else self._connection._run_again(sql, params)
-            if found is not None:
-                self._columns, self._rows, self._rowcount, lastrowid, self._source = found
-                self._place, self._before, self._description = 0, 0, None
-                if lastrowid is not None:
-                    self._lastrowid = lastrowid
-                if declared or self._connection.detect_types or self._declared or self._converters:
-                    self._declared = declared or []
-                    self._choose_converters()
+            if self._run_again(sql, params):
                 return self
         kind = self._check_sql(sql)
         if not params and not hasattr(parameters, "__missing__"):
@@ -236,6 +229,35 @@ class Cursor:
             if self._lastrowid is None:
                 self._lastrowid = self._connection._run(lambda session: session.link.values.last_insert_rowid)
         return self
+
+    def execute_at_once(self, sql: str, parameters: Any = (), /) -> bool:
+        """Run a statement if it takes some microseconds; return False, without effect, if ``execute`` must run it.
+
+        It does if it is known in a transaction on a node's file, and reads or writes by keys.
+
+        Raises:
+            Error: as for ``execute``.
+        """
+        params = None if self._is_busy or self._is_closed or self._source is not None else unchanged(parameters)
+        return params is not None and self._run_again(sql, params, only_brief=True)
+
+    def _run_again(self, sql: str, params: tuple[Any, ...] | dict[str, Any], *, only_brief: bool = False) -> bool:
+        """Run a known statement in less time than others; return False if it must be run like any other."""
+        connection = self._connection
+        if connection is None:
+            return False
+        declared = self._known_types(sql) if connection.detect_types else []
+        found = None if declared is None else connection._run_again(sql, params, only_brief=only_brief)
+        if found is None:
+            return False
+        self._columns, self._rows, self._rowcount, lastrowid, self._source = found
+        self._place, self._before, self._description = 0, 0, None
+        if lastrowid is not None:
+            self._lastrowid = lastrowid
+        if declared or connection.detect_types or self._declared or self._converters:
+            self._declared = declared or []
+            self._choose_converters()
+        return True
 
     def executemany(self, sql: str, seq_of_parameters: Iterable[Any], /) -> Self:
         """Run a writing statement once for each of many parameters; up to a thousand runs take one round trip.

@@ -201,21 +201,28 @@ class Session:
             self.changes += rows.rowcount
         return rows
 
-    def run_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any]) -> Result | None:
-        """Run a statement again that has run in the open transaction; return None if ``run`` must run it.
+    def run_again(
+        self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool = False
+    ) -> Result | None:
+        """Run, in a transaction on a node's file, a text that has run there before; return None if ``run`` must run it.
 
         Args:
             values: parameters that SQLite stores without conversion.
+            only_brief: whether to return None also if that would take more than some microseconds.
 
         Raises:
             BedrockishError: see ``run``.
         """
         opened = self._open
-        here = None if opened is None else opened.here
-        if opened is None or here is None or not is_plain(sql) or (self.lock is not None and not self.lock.is_held):
+        if not is_plain(sql) or (self.lock is not None and not self.lock.is_held):
+            return None
+        if opened is None:
+            return self._begin_again(sql, values, only_brief=only_brief)
+        here = opened.here
+        if here is None:
             return None
         try:
-            result = here.run_again(sql, values)
+            result = here.run_again(sql, values, only_brief=only_brief)
         except BaseException as error:
             opened.link.fail(here, error)
         if result is not None and result.rowcount >= 0:  # the statement writes
@@ -223,6 +230,36 @@ class Session:
             self.changes += result.rowcount
             self.link.values.see((result,))
         return result
+
+    def _begin_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool) -> Result | None:
+        """Begin a transaction with a known read; begin none, and return None, if ``run`` must do that."""
+        assert not self.reads_alone
+        if self.replay or self._only_reads or not self._needs_no_pragma:
+            return None
+        if kind_of(sql) != READ:
+            return None
+        opened, result = self._begin(is_implicit=True), None
+        try:
+            result = opened.link.run_first(sql, values, only_brief=only_brief)
+        except BedrockishError as error:
+            if error.details.get("interrupted"):
+                raise
+        finally:
+            if result is None and opened.link.is_open:
+                self.rollback(by_text=True)
+        opened.here = opened.link.here
+        return result
+
+    def end_at_once(self, *, commits: bool) -> bool:
+        """Commit or roll back if that needs no node, and takes some microseconds; return whether it was done."""
+        opened = self._open
+        if opened is None:
+            return True
+        here = opened.here
+        if here is None or opened.has_written or (commits and not here.needs_no_certificate()):
+            return False
+        (self.commit if commits else self.rollback)()
+        return True
 
     def _pragma(self, sql: str, params: Any) -> Rows | None:
         """Execute a PRAGMA that sets a setting of the session; return None if it must be run like other statements."""

@@ -1,8 +1,9 @@
 """The dialect for ``create_async_engine("bedrockish://…")``: the DB-API, whose calls run in threads, for asyncio.
 
-A call of the DB-API waits for a node, so it runs in a thread while the program's other tasks run. The threads are not
-those of ``asyncio.to_thread``, of which there are few: if all of them waited for the write lock, none would be left for
-the COMMIT that releases it.
+A call of the DB-API waits for a node, so it runs in a thread while the program's other tasks run. Only known reads and
+writes by keys, in a transaction on a node's file, run in the loop: a change of threads takes longer. The threads are
+not those of ``asyncio.to_thread``, of which there are few: if all of them waited for the write lock, none would be left
+for the COMMIT that releases it.
 
 ``execute`` keeps the rows of a result, so only a streamed result needs a thread for fetching. Programs read a result
 also after their transaction, when the pool has closed its connection, as with other drivers for asyncio.
@@ -21,10 +22,13 @@ from sqlalchemy.engine import URL
 from sqlalchemy.util import concurrency
 
 from bedrockish.common.forks import call_after_fork, notice_fork
+from bedrockish.common.pauses import monotonic
 from bedrockish.sqlalchemy.dialect import BedrockishContext, BedrockishDialect
 
+TASK_S = 0.001  # how long tasks may run short statements in the loop before other tasks run
 THREADS_MAX = 10_000  # threads are made only when all others are in a call, so the pools limit their number
 _await: Callable[[Any], Any] = getattr(concurrency, "await_", None) or concurrency.await_only
+_gives_way_at = 0.0  # when the next statement first lets other tasks run, in seconds of ``monotonic``
 
 
 class _Threads:
@@ -51,6 +55,20 @@ def _in_thread(call: Callable[..., Any], *args: Any) -> Any:
     return _await(_threads.run(call, *args))
 
 
+def _give_way() -> None:
+    """Let other tasks run, and notice a cancellation, if the last time was ``TASK_S`` ago: known reads do not wait."""
+    global _gives_way_at
+    if monotonic() > _gives_way_at:
+        _await(asyncio.sleep(0))
+        _gives_way_at = monotonic() + TASK_S
+    else:
+        _await(_ready())  # SQLAlchemy refuses an ``execute`` that awaits nothing
+
+
+async def _ready() -> None:
+    """Return at once."""
+
+
 class AsyncCursor:
     """A cursor with synchronous methods, as SQLAlchemy expects it, whose calls run in threads."""
 
@@ -74,7 +92,12 @@ class AsyncCursor:
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
         """Run one statement."""
-        _in_thread(self._execute, sql, parameters if parameters is not None else ())
+        _give_way()
+        parameters = parameters if parameters is not None else ()
+        if self.server_side or not self._cursor.execute_at_once(sql, parameters):
+            _in_thread(self._execute, sql, parameters)
+        else:
+            self._rows = deque(self._cursor.fetchall())
         return self
 
     def executemany(self, sql: str, every: Any) -> Any:
@@ -164,11 +187,13 @@ class AsyncConnection:
 
     def commit(self) -> None:
         """Commit the open transaction."""
-        _in_thread(self.driver_connection.commit)
+        if not self.driver_connection.end_at_once(commits=True):
+            _in_thread(self.driver_connection.commit)
 
     def rollback(self) -> None:
         """Roll the open transaction back."""
-        _in_thread(self.driver_connection.rollback)
+        if not self.driver_connection.end_at_once(commits=False):
+            _in_thread(self.driver_connection.rollback)
 
     def ping(self) -> None:
         """Check that a node answers."""

@@ -38,8 +38,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     original = LocalTransaction.run_again
 
-    def noted(self: LocalTransaction, sql: str, values: Any) -> Any:
-        result = original(self, sql, values)
+    def noted(self: LocalTransaction, sql: str, values: Any, **options: bool) -> Any:
+        result = original(self, sql, values, **options)
         found.append(result is not None)
         return result
 

@@ -246,7 +246,7 @@ def _described(trial: apsw.Connection, table: str, column: str) -> str:
 
 def only_statement(steps: Sequence[SchemaStep]) -> tuple[str, list[SqlToken]]:
     """Return the only statement of a schema change, and its tokens up to the semicolon; ``("", [])`` if it has more."""
-    if len(steps) != 1 or steps[0].kind != DO or steps[0].told:
+    if len(steps) != 1 or steps[0].kind != DO or steps[0].result_digest:
         return "", []
     try:
         found = tokens(steps[0].sql)

@@ -27,7 +27,7 @@ READ_BYTES = 512  # the decoder's least read-ahead; with a larger one it seeks b
 INT64 = 1 << 63
 DO, SEE, FAIL = "do", "see", "fail"
 OVERTAKEN = "it was told what is no longer so"
-"""The beginning of a schema change's failure text if a statement would give another answer than its client got."""
+"""The beginning of a schema change's failure text if a statement has another result now than its client got."""
 
 
 def same_value(left: Value, right: Value) -> bool:
@@ -49,10 +49,9 @@ def same_row(left: Row, right: Row) -> bool:
 class Change:
     """A row inserted, updated or deleted.
 
-    ``rowid`` is the row's id before the change (for an INSERT: the new one), ``rowid_after`` the id after it
-    (for a DELETE: the old one); both are None for a table WITHOUT ROWID. ``before`` is None for an INSERT,
-    ``after`` for a DELETE.
-    Columns and rows do not include VIRTUAL generated columns.
+    ``rowid`` is the row's id before the change (for an INSERT: the new one), and ``rowid_after`` the id after it (for a
+    DELETE: the old one). Both are None for a table WITHOUT ROWID. ``before`` is None for an INSERT, and ``after`` for a
+    DELETE. Columns and rows do not include VIRTUAL generated columns.
     """
 
     table: str
@@ -70,7 +69,7 @@ class SchemaStep:
 
     sql: str  # the statement, with the values of its parameters written into it
     kind: str = DO  # ``do``; ``see`` if the statement only reads; ``fail`` if it failed and must fail again
-    told: bytes = b""  # a digest of the result that the client got; empty if the result cannot differ
+    result_digest: bytes = b""  # a digest of the result that the client got; empty if the result cannot differ
 
 
 def encode_changes(changes: Iterable[Change]) -> bytes:
@@ -242,14 +241,17 @@ def _malformed(data: bytes, error: Exception) -> EntryMalformedError:
 
 
 def encode_statements(statements: Sequence[str]) -> bytes:
-    """Return the canonical bytes of a schema change of statements of the kind ``do``, each without ``told``."""
+    """Return the canonical bytes of a schema change of statements of the kind ``do``, without digests of results."""
     return cbor2.dumps(list(statements))
 
 
 def encode_steps(steps: Iterable[SchemaStep]) -> bytes:
-    """Return the canonical bytes of a schema change: [text, kind, told] for each step, a plain ``do`` as its text."""
+    """Return the canonical bytes of a schema change: for each step [text, kind, digest], for a plain ``do`` a text."""
     return cbor2.dumps(
-        [step.sql if step.kind == DO and not step.told else [step.sql, step.kind, step.told] for step in steps]
+        [
+            step.sql if step.kind == DO and not step.result_digest else [step.sql, step.kind, step.result_digest]
+            for step in steps
+        ]
     )
 
 
@@ -268,10 +270,10 @@ def decode_steps(data: bytes) -> list[SchemaStep]:
         raise EntryMalformedError(f"these {len(data)} bytes are not a schema change: {error}") from error
 
 
-def _step(sql: object, kind: object, told: object) -> SchemaStep:
-    if not isinstance(sql, str) or kind not in (DO, SEE, FAIL) or not isinstance(told, bytes):
+def _step(sql: object, kind: object, result_digest: object) -> SchemaStep:
+    if not isinstance(sql, str) or kind not in (DO, SEE, FAIL) or not isinstance(result_digest, bytes):
         raise EntryMalformedError("a statement of a schema change should be a text, its kind and a digest")
-    return SchemaStep(sql, kind, told)
+    return SchemaStep(sql, kind, result_digest)
 
 
 def decode_statements(data: bytes) -> list[str]:

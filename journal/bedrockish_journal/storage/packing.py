@@ -268,7 +268,7 @@ def write(db: AnyConnection, pack: Pack) -> None:
 def cut(db: AnyConnection, leader: str, upto: int) -> None:
     """Remove the packs of a timeline up to a tick, inside the caller's transaction.
 
-    The entries after the tick in the same pack are packed again, so that nothing is left of the removed entries.
+    If the tick is inside a pack, the pack's later entries are packed again, so that no bytes of the removed ones stay.
 
     Args:
         upto: a tick that ``cuttable`` returned; the rows up to it are removed already.
@@ -285,7 +285,7 @@ def cut(db: AnyConnection, leader: str, upto: int) -> None:
 
 
 def cuttable(db: AnyConnection, leader: str, upto: int, most: int) -> int:
-    """Return the tick up to which a timeline can be pruned: ``upto``, if the hash of that entry is known.
+    """Return the last tick that can be pruned from a timeline: ``upto``, if the hash of that entry is known.
 
     If the pack of ``upto`` is damaged or missing, return the first later tick whose hash is known, up to ``most``,
     else the last earlier one, or 0.
@@ -309,4 +309,4 @@ def packed_bytes(db: AnyConnection) -> int:
 
 def _run(db: AnyConnection, sql: str, params: tuple[Any, ...]) -> None:
     for _ in db.execute(sql, params):
-        raise AssertionError("it returns no rows")
+        raise AssertionError("the statement should return no rows")

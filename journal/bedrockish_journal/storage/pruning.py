@@ -52,7 +52,7 @@ def horizon(db: apsw.Connection) -> tuple[int, str]:
     return (0, "") if row is None else (row[0], row[1])
 
 
-# The first entry that must stay: later than the bound, or not applied everywhere, or the last of its timeline.
+# The first entry that must stay: its clock or its tick is beyond the bounds, or it is the last one of its timeline.
 _FIRST_KEPT = """SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND (clock > ?2 OR tick > ?3 OR tick = (
   SELECT max(tick) FROM bedrockish_journal WHERE leader = ?1))"""
 
@@ -99,7 +99,8 @@ def remove(db: apsw.Connection, upto: Mapping[str, int], most: int = 1 << 62, mo
 
 
 def _within(db: apsw.Connection, leader: str, first: int, last: int, most_bytes: int) -> tuple[int, int]:
-    """Return the last tick, at least ``first``, up to which the bodies fit into ``most_bytes``; and the bytes left.
+    """Return the last tick, at least ``first``, up to which the bodies fit into ``most_bytes``; and the remaining
+    bytes.
 
     Each body is decoded when it is removed. Packed bodies are short, and count as 0 bytes.
     """
@@ -251,7 +252,7 @@ def aged(db: apsw.Connection, clock: int) -> int:
 
 
 def clock_at(db: apsw.Connection, fraction: float) -> int:
-    """Return the clock up to which about this fraction of the transactions lies, counted from the oldest."""
+    """Return a clock so that about this fraction of the transactions have a clock up to it."""
     row = db.execute("SELECT count(*) FROM bedrockish_journal WHERE repeat = 0").fetchone()
     assert row is not None
     place = int(row[0] * min(1.0, max(0.0, fraction)))

@@ -1,9 +1,9 @@
 """Execution of the statements of a schema change when it comes into force, and comparison of their results.
 
-Besides definitions, a change may have statements that write or read rows. The leader has executed all statements
-before, in order, and the change has digests of the client's answers. At the activation all nodes have the same tables,
-so the statements have the same results on each node. If a result differs from the client's answer, the change fails on
-every node. The effect is that of running the whole transaction at the activation.
+Besides definitions, a change may have statements that write or read rows. The leader has executed all statements in
+order before the commit, and the change has digests of the results that the client got. At the activation all nodes have
+the same tables, so the statements have the same results on each node. If a result differs from the client's, the change
+fails on every node. The effect is that of running the whole transaction at the activation.
 
 Returned rows are compared one by one, in their order if the statement has an ORDER BY. Numbers of changed rows are
 compared only as zero, one or more, so that a statement that copies a table still fits if the table has grown.
@@ -26,7 +26,7 @@ from bedrockish_journal.storage.vector_drops import prepare_drop
 KEYS_OFF, KEYS_ON = "PRAGMA foreign_keys = OFF", "PRAGMA foreign_keys = ON"
 DEFER_ON, DEFER_OFF = "PRAGMA defer_foreign_keys = ON", "PRAGMA defer_foreign_keys = OFF"
 LEGACY_ON, LEGACY_OFF = "PRAGMA legacy_alter_table = ON", "PRAGMA legacy_alter_table = OFF"
-"""They stand around each ALTER that leaves views and triggers as they are, also where such an ALTER fails."""
+"""Steps before and after each ALTER that leaves views and triggers unchanged, also before and after one that fails."""
 SETTINGS = (KEYS_OFF, KEYS_ON, DEFER_ON, DEFER_OFF, LEGACY_ON, LEGACY_OFF)
 RESET = (KEYS_ON, DEFER_OFF, LEGACY_OFF)
 """The settings of a connection outside of schema changes."""
@@ -34,9 +34,9 @@ MARK = "bedrockish_in_force"
 """The savepoint around the statements of a change; no statement may use its name."""
 _PART = f"{MARK}_part"
 BEFORE_FAILURE, AFTER_FAILURE = (f"SAVEPOINT {_PART}",), (f"ROLLBACK TO {_PART}", f"RELEASE {_PART}")
-"""They stand around a write that failed. A module, and a foreign key with too many levels, leave a part of its rows,
-which the leader removed. They are steps, so that nodes of every release remove it, and keep it where a journal lacks
-them."""
+"""Steps before and after a write that failed. If a module failed, or a foreign key with too many levels, SQLite leaves
+some of the written rows, and the leader has removed these. Nodes of every release run the steps, and so remove them,
+too; a journal of a release without the steps keeps such rows."""
 BROKEN = "FOREIGN KEY constraint failed"
 DATA = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """The errors that the data can cause, on every node alike; other errors of SQLite may concern one node only."""
@@ -92,7 +92,7 @@ def set_option(db: apsw.Connection, sql: str) -> None:
 
 
 def run(db: apsw.Connection, steps: Sequence[SchemaStep]) -> str:
-    """Run the statements of a change inside the open transaction; roll all back if one fails.
+    """Run the statements of a change inside the open transaction; roll back all of them if one fails.
 
     Triggers and foreign keys must be on (see ``switch``).
 
@@ -129,7 +129,7 @@ def _run(db: apsw.Connection, steps: Sequence[SchemaStep], *, unchecked: bool) -
     for number, step in enumerate(steps, 1):
         if step.sql in SETTINGS:
             set_option(db, step.sql)
-        elif step.kind == DO and not step.told:
+        elif step.kind == DO and not step.result_digest:
             with set_aside(db, step.sql):
                 prepare_drop(db, step.sql)
                 db.execute(step.sql).fetchall()
@@ -154,7 +154,7 @@ def _check(db: apsw.Connection, step: SchemaStep) -> str:
     try:
         rows = db.execute(step.sql, can_cache=False).fetchall()
         counts = (db.changes(), db.last_insert_rowid()) if step.kind == DO else (0, 0)
-        told = answer_digest(step.sql, rows, *counts) if step.kind != FAIL else b""
+        digest = answer_digest(step.sql, rows, *counts) if step.kind != FAIL else b""
     except UnicodeDecodeError:
         return "gives a text that is not UTF-8"
     except DATA as error:
@@ -162,8 +162,8 @@ def _check(db: apsw.Connection, step: SchemaStep) -> str:
             raise
         if step.kind != FAIL:
             return f"fails: {error}"
-        told = failure_digest(str(error))
-    return "" if told == step.told else "gives another answer now"
+        digest = failure_digest(str(error))
+    return "" if digest == step.result_digest else "gives another answer now"
 
 
 def put_in_force(db: apsw.Connection, statements: Sequence[str]) -> None:

@@ -254,7 +254,7 @@ def find_txid(db: apsw.Connection, txid: Txid) -> list[Entry]:
 def tail_stored(db: apsw.Connection, clock: int) -> Iterator[JournalRow]:
     """Yield the rows of the entries whose transaction's clock is above ``clock``, in the order applied.
 
-    The connection stays in a read until the iterator is exhausted or closed.
+    The connection's read transaction stays open until the iterator is exhausted or closed.
     """
     for row in db.execute(_TAIL, (clock,)):
         yield JournalRow._make(row)
@@ -347,8 +347,9 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
         raise FileUnreadableError(name, f"{name} may not be read by this user; change to the user that runs the node")
     if os.path.getsize(name) == 0:
         raise NotDatabaseError(name, f"{name} is empty; no node has finished creating it yet")
-    # A read-only database in WAL mode needs a -shm file. If the directory is read-only and has no log, no program
-    # writes the database, and it is opened as immutable; SQLite then takes no notice of a rollback journal.
+    # SQLite needs a -shm file to read a database in WAL mode, and cannot create one in a read-only directory. Without a
+    # log in the directory, no program writes the database, and it is opened as immutable. SQLite then ignores a
+    # rollback journal, so the directory must not have one.
     writable = os.access(os.path.dirname(os.path.abspath(name)), os.W_OK)
     at_rest = not writable and not any(os.path.exists(name + log) for log in ("-wal", "-journal"))
     uri = f"file:{quote(os.path.abspath(name))}?mode=ro" + ("&immutable=1" if at_rest else "")

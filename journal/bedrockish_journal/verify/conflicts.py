@@ -40,7 +40,7 @@ _KNOWN = "SELECT n FROM txn WHERE clock = ? AND origin = ?"
 _PLACED = "INSERT INTO place VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _KEYS = "SELECT key, n, writes FROM touch WHERE clock > ? ORDER BY key, clock, n"
 _ORDER = "SELECT n FROM txn WHERE clock > ? ORDER BY clock, n"
-_APART = "SELECT DISTINCT n FROM place WHERE leader = ? AND wide = ? AND tick > ? AND tick <= ?"
+_UNSEEN = "SELECT DISTINCT n FROM place WHERE leader = ? AND wide = ? AND tick > ? AND tick <= ?"
 _IN_POINTS = """SELECT key FROM reach AS r JOIN touch AS t ON t.n = ?2 AND t.key >= r.low AND t.key < r.high
   WHERE r.n = ?1 AND (r.writes OR t.writes) LIMIT 1"""
 _IN_RANGES = """SELECT max(a.low, b.low) FROM reach AS a JOIN reach AS b ON b.n = ?2
@@ -54,13 +54,13 @@ class Conflicts:
         self._db = apsw.Connection("")  # a temporary database, which SQLite spills to disk when it is large
         self._db.execute(_DDL).fetchall()
         self._leaders: dict[str, int] = {}
-        # For each transaction, by its number: its clock, its first label, its membership, and whether it has ranges or
-        # changes the membership. ``_saw`` has, for each leader, the tick that each transaction had seen.
-        self._clock, self._led, self._at, self._config = (array("Q", [0]) for _ in range(4))
+        # For each transaction, by its number: its clock, leader and tick of its first label, the version of its
+        # membership, and whether it has ranges or changes the membership.
+        self._clocks, self._label_leaders, self._label_ticks, self._configs = (array("Q", [0]) for _ in range(4))
         self._wide, self._changes_members = bytearray(1), set[int]()
-        self._saw: list[array[int]] = []
-        self._more: dict[int, list[tuple[int, int]]] = {}  # the further labels of a transaction
-        self._since: dict[int, int] = {}  # timelines that vectors omit -> the membership that retired them
+        self._seen_ticks: list[array[int]] = []  # for each leader, the last tick that each transaction had seen
+        self._further_labels: dict[int, list[tuple[int, int]]] = {}  # the further labels of a transaction
+        self._retired_at: dict[int, int] = {}  # timelines that vectors omit -> the membership that retired them
 
     def add(self, entry: Entry) -> None:
         """Add an entry, which may be a further label of a transaction that was added before."""
@@ -76,28 +76,31 @@ class Conflicts:
         else:
             number = self._db.execute(_KNOWN, tuple(txid)).get
             label = leader, entry.tick
-            if label != (self._led[number], self._at[number]) and label not in self._more.get(number, ()):
-                self._more.setdefault(number, []).append(label)
+            if label != (
+                self._label_leaders[number],
+                self._label_ticks[number],
+            ) and label not in self._further_labels.get(number, ()):
+                self._further_labels.setdefault(number, []).append(label)
         self._db.execute(_PLACED, (leader, self._wide[number], entry.tick, number))
 
     def _leader(self, name: str) -> int:
         if name not in self._leaders:
-            self._leaders[name] = len(self._saw)
-            self._saw.append(array("Q"))
+            self._leaders[name] = len(self._seen_ticks)
+            self._seen_ticks.append(array("Q"))
         return self._leaders[name]
 
     def _add_first(self, number: int, leader: int, entry: Entry) -> None:
         transaction, access_set = entry.transaction, entry.transaction.access_set
-        assert number == len(self._led), "transactions are numbered one by one"
-        self._clock.append(entry.txid.clock)
-        self._led.append(leader)
-        self._at.append(entry.tick)
-        self._config.append(transaction.config)
+        assert number == len(self._label_leaders), "transactions are numbered one by one"
+        self._clocks.append(entry.txid.clock)
+        self._label_leaders.append(leader)
+        self._label_ticks.append(entry.tick)
+        self._configs.append(transaction.config)
         self._wide.append(access_set.has_ranges or transaction.kind == MEMBERS)
         if transaction.kind == MEMBERS:
             self._changes_members.add(number)
         for name, tick in entry.after.items():
-            saw = self._saw[self._leader(name)]
+            saw = self._seen_ticks[self._leader(name)]
             saw.extend([0] * (number - len(saw)))
             saw.append(tick)
         clock, writes = entry.txid.clock, access_set.write_points
@@ -119,15 +122,15 @@ class Conflicts:
                 they may have seen were removed.
             retired: the timelines that vectors omit, each with the membership that retired it.
         """
-        self._since = {self._leader(name): version for name, version in retired.items()}
-        told: set[tuple[int, int]] = set()
+        self._retired_at = {self._leader(name): version for name, version in retired.items()}
+        reported: set[tuple[int, int]] = set()
         for later, earlier, key in chain(self._at_keys(horizon), self._in_ranges(horizon)):
-            if (later, earlier) in told:
+            if (later, earlier) in reported:
                 continue
-            if len(told) == SHOWN_MAX:
+            if len(reported) == SHOWN_MAX:
                 yield Finding("conflict", files, text=f"there are more conflicts than these {SHOWN_MAX}")
                 return
-            told.add((later, earlier))
+            reported.add((later, earlier))
             yield self._finding(files, later, earlier, key)
 
     def _at_keys(self, horizon: int) -> Iterator[tuple[int, int, bytes]]:
@@ -152,7 +155,7 @@ class Conflicts:
 
     def _in_ranges(self, horizon: int) -> Iterator[tuple[int, int, bytes | None]]:
         """Yield pairs of transactions that conflict in a range; the key is None if one changes the membership."""
-        ends: list[list[int]] = [[0, 0] for _ in self._saw]  # timeline -> last ticks, by ``_wide`` (0 or 1)
+        ends: list[list[int]] = [[0, 0] for _ in self._seen_ticks]  # timeline -> last ticks, by ``_wide`` (0 or 1)
         for (number,) in self._db.execute(_ORDER, (horizon,)):
             for earlier in sorted(self._concurrent(number, ends)):
                 if number in self._changes_members or earlier in self._changes_members:
@@ -170,9 +173,9 @@ class Conflicts:
             had = self._seen_of(number, leader)
             for wide in (0, 1) if self._wide[number] else (1,):
                 if last[wide] > had:
-                    apart = self._db.execute(_APART, (leader, wide, had, last[wide]))
-                    found.update(other for (other,) in apart)
-        clocks, at = self._clock, (self._clock[number], number)
+                    unseen = self._db.execute(_UNSEEN, (leader, wide, had, last[wide]))
+                    found.update(other for (other,) in unseen)
+        clocks, at = self._clocks, (self._clocks[number], number)
         return {other for other in found if (clocks[other], other) < at and not self._has_seen(number, other)}
 
     def _overlap(self, one: int, other: int) -> bytes | None:
@@ -184,12 +187,12 @@ class Conflicts:
         return self._db.execute(_IN_RANGES, (one, other)).get if self._wide[one] and self._wide[other] else None
 
     def _labels(self, number: int) -> tuple[tuple[int, int], ...]:
-        return ((self._led[number], self._at[number]), *self._more.get(number, ()))
+        return ((self._label_leaders[number], self._label_ticks[number]), *self._further_labels.get(number, ()))
 
     def _seen_of(self, number: int, leader: int) -> int:
-        saw = self._saw[leader]
+        saw = self._seen_ticks[leader]
         tick = saw[number] if number < len(saw) else 0
-        return tick or (_TICK_MAX if self._since.get(leader, _TICK_MAX) <= self._config[number] else 0)
+        return tick or (_TICK_MAX if self._retired_at.get(leader, _TICK_MAX) <= self._configs[number] else 0)
 
     def _has_seen(self, number: int, other: int) -> bool:
         return any(tick <= self._seen_of(number, leader) for leader, tick in self._labels(other))
@@ -205,7 +208,7 @@ class Conflicts:
             how = f"and both touch {key_text(key) or 'all'} of {table}"
         text = f"{names[leader]}{tick} and {names[other]}{at} are both committed, neither after the other, {how}"
         shown = key.hex() if key is not None else None
-        return Finding("conflict", files, names[leader], tick, f"{origin}-{self._clock[later]:x}", table, shown, text)
+        return Finding("conflict", files, names[leader], tick, f"{origin}-{self._clocks[later]:x}", table, shown, text)
 
     def close(self) -> None:
         """Close the private database."""

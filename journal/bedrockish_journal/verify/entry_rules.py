@@ -19,15 +19,15 @@ from bedrockish_journal.storage.file_claims import PrunedBeginning
 from bedrockish_journal.storage.row import JournalRow
 from bedrockish_journal.verify.chain import Chains, Finding
 
-Say = Callable[..., Finding]
+MakeFinding = Callable[..., Finding]
 _CLOCK_MAX = (1 << 64) - 1
 _GAP_MAX = 1_000_000  # a larger gap, as before an altered tick, gets no clocks: they could fill the memory
 
 
-def _fields(entry: Entry, say: Say) -> Iterator[Finding]:
+def _fields(entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
     wrong = wrong_fields(entry.transaction)
     if wrong is not None:
-        yield say("bytes", wrong)
+        yield finding("bytes", wrong)
 
 
 def quorum(voters: int) -> int:
@@ -40,7 +40,7 @@ def majority(voters: int) -> int:
     return voters // 2 + 1
 
 
-class _Rising:
+class _RunningMaximum:
     """The running maximum of a number over the ticks of a timeline, stored only at ticks where it grows."""
 
     __slots__ = ("_ticks", "_values")
@@ -82,8 +82,12 @@ class Audit:
         """Start at an empty database, or at the beginning of the file's journal."""
         self._memberships = memberships or {}
         self._is_checked = is_checked
-        self._saw: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> last tick of the node that entries had seen
-        self._given: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> the node's tick when it approved entries
+        self._seen_ticks: dict[
+            str, dict[str, _RunningMaximum]
+        ] = {}  # timeline -> node -> last tick of the node that entries had seen
+        self._approval_ticks: dict[
+            str, dict[str, _RunningMaximum]
+        ] = {}  # timeline -> node -> the node's tick when it approved entries
         self.node, self.original = node, original
         self.chains = Chains(node)
         self.applied: dict[str, int] = {}
@@ -91,14 +95,14 @@ class Audit:
         self.entry: Entry | None = None  # the entry that was checked last; None if it cannot be decoded
         self.was_checked = False  # whether this entry was checked before, in another file
         self._clocks: dict[str, array[int]] = {}  # timeline -> the highest clock up to each tick
-        self._before: dict[str, int] = {}  # timeline -> the tick before the first in ``_clocks``; 0 if none is missing
+        self._ticks_before: dict[str, int] = {}  # timeline -> the number of ticks that are missing before ``_clocks``
         self._removed = dict(removed or {})
         self._members: dict[int, dict[str, bool]] = {}
         self._retired: dict[str, int] = {}  # timelines that vectors omit -> the membership that retired them
-        self._ended: dict[str, int] = {}  # retired timelines -> the last tick, which the membership change had seen
-        self._changed: list[tuple[str, int, int]] = []  # leader, tick and version of each membership change
+        self._end_ticks: dict[str, int] = {}  # retired timelines -> the last tick, which the membership change had seen
+        self._member_changes: list[tuple[str, int, int]] = []  # leader, tick and version of each membership change
         self._founding = founding
-        self._founded = 0
+        self._founding_version = 0
 
     @property
     def nodes(self) -> list[str]:
@@ -116,27 +120,27 @@ class Audit:
             yield Finding("members", self.node, text=f"the founding membership cannot be read: {error}")
         else:
             self._learn_members(founding)
-            self._founded = founding.version
+            self._founding_version = founding.version
         for leader, mark in self._removed.items():
             yield from self._begin_at(leader, mark)
 
     def _begin_at(self, leader: str, mark: PrunedBeginning) -> Iterator[Finding]:
         self.chains.heads[leader] = mark.tick, mark.hash
         self.applied[leader] = mark.tick
-        self._clocks[leader], self._before[leader] = array("Q", [mark.clock]), mark.tick - 1
+        self._clocks[leader], self._ticks_before[leader] = array("Q", [mark.clock]), mark.tick - 1
         for tick, changes in mark.changed:
             try:
-                said = read_membership(changes)
+                membership = read_membership(changes)
             except EntryMalformedError as error:
                 text = f"the membership of {leader}{tick}, which was removed, cannot be read: {error}"
                 yield Finding("members", self.node, leader, tick, text=text)
             else:
-                self._learn_members(said)
-                self._changed.append((leader, tick, said.version))
+                self._learn_members(membership)
+                self._member_changes.append((leader, tick, membership.version))
 
-    def _learn_members(self, said: Membership) -> None:
-        self._members[said.version] = {node: one.voter for node, one in said.members.items()}
-        self._retired.update(said.retired)
+    def _learn_members(self, membership: Membership) -> None:
+        self._members[membership.version] = {node: one.voter for node, one in membership.members.items()}
+        self._retired.update(membership.retired)
 
     def end(self) -> Iterator[Finding]:
         """Yield the faults that show after the last entry."""
@@ -152,7 +156,7 @@ class Audit:
         self.entries += 1
         self.repeats += bool(row.repeat)
 
-        def say(check: str, text: str) -> Finding:
+        def finding(check: str, text: str) -> Finding:
             txid = f"{row.origin}-{row.clock:x}"
             return Finding(check, self.node, row.leader, row.tick, txid, text=f"{row.leader}{row.tick} {text}")
 
@@ -161,30 +165,32 @@ class Audit:
         try:
             self.entry = entry = decode_entry(row.prev, row.label, row.body)
         except EntryMalformedError as error:
-            yield say("bytes", f"cannot be read: {error}")
+            yield finding("bytes", f"cannot be read: {error}")
         else:
             clock = entry.txid.clock
             self.adopted += entry.adopted_from is not None
-            yield from self._columns(row, entry, say)
+            yield from self._columns(row, entry, finding)
             self.was_checked = self._is_checked(row)
             if not self.was_checked:
-                yield from _fields(entry, say)
+                yield from _fields(entry, finding)
                 right = lacking(self._memberships.get(entry.transaction.config), entry.transaction)
                 if right is not None:
-                    yield say("users", right)
+                    yield finding("users", right)
                 unwritten = changed_unwritten(entry.transaction)
                 if unwritten is not None:
-                    yield say("writes", unwritten)
-            yield from self._label(entry, say)
-            if entry.tick > self._ended.get(entry.leader, entry.tick) and not row.repeat:
-                yield say("members", f"is in a timeline that was retired at its tick {self._ended[entry.leader]}")
-            yield from self._causality(entry, say)
-            yield from self._closure(entry, say)
-            yield from self._approvals(entry, say)
-            yield from self._once(row, entry, say)
-            yield from self._quorum(entry, say)
+                    yield finding("writes", unwritten)
+            yield from self._label(entry, finding)
+            if entry.tick > self._end_ticks.get(entry.leader, entry.tick) and not row.repeat:
+                yield finding(
+                    "members", f"is in a timeline that was retired at its tick {self._end_ticks[entry.leader]}"
+                )
+            yield from self._causality(entry, finding)
+            yield from self._closure(entry, finding)
+            yield from self._approvals(entry, finding)
+            yield from self._once(row, entry, finding)
+            yield from self._quorum(entry, finding)
             if entry.transaction.kind == MEMBERS:
-                yield from self._membership(row, entry, say)
+                yield from self._membership(row, entry, finding)
             self._record(entry)
         self._advance(row.leader, row.tick, clock)
 
@@ -201,25 +207,25 @@ class Audit:
     def _record(self, entry: Entry) -> None:
         """Record the vector that an entry had seen, and its approvers."""
         limit = _CLOCK_MAX
-        for numbers, kept in ((entry.after, self._saw), (entry.quorum, self._given)):
+        for numbers, kept in ((entry.after, self._seen_ticks), (entry.quorum, self._approval_ticks)):
             of = kept.setdefault(entry.leader, {})
             for node, tick in numbers.items():
                 if tick <= limit:
-                    of.setdefault(node, _Rising()).add(entry.tick, tick)
+                    of.setdefault(node, _RunningMaximum()).add(entry.tick, tick)
 
     def _advance(self, leader: str, tick: int, clock: int) -> None:
         clocks = self._clocks.setdefault(leader, array("Q"))
         highest = clocks[-1] if clocks else 0
         # A clock that cannot be decoded must not make every later entry look wrong.
         highest = highest if clock == _CLOCK_MAX else max(highest, clock)
-        ahead = tick - self._before.get(leader, 0) - len(clocks)
+        ahead = tick - self._ticks_before.get(leader, 0) - len(clocks)
         if ahead == 1:
             clocks.append(highest)
         elif 0 < ahead <= _GAP_MAX:  # entries are missing, as reported before, and their clocks are unknown
             clocks.extend([highest] * ahead)
         self.applied[leader] = max(tick, self.applied.get(leader, 0))
 
-    def _columns(self, row: JournalRow, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _columns(self, row: JournalRow, entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
         transaction = entry.transaction
         pairs = (
             ("leader", row.leader, entry.leader),
@@ -231,108 +237,116 @@ class Audit:
         )
         for name, column, truth in pairs:
             if column != truth:
-                yield say("columns", f"has the {name} {column!r} in its column and {truth!r} in its bytes")
+                yield finding("columns", f"has the {name} {column!r} in its column and {truth!r} in its bytes")
 
-    def _label(self, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _label(self, entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
         origin = entry.txid.leader
         if entry.adopted_from is None:
             if entry.leader != origin:
-                yield say("label", f"commits a transaction of {origin} without saying that it adopted it")
+                yield finding("label", f"commits a transaction of {origin} without saying that it adopted it")
             if entry.quorum.get(entry.leader) != entry.tick:
-                yield say("quorum", f"lacks its leader's own approval at tick {entry.tick}")
+                yield finding("quorum", f"lacks its leader's own approval at tick {entry.tick}")
             for node, tick in entry.quorum.items():
                 if tick < entry.after.get(node, 0):
                     seen = entry.after[node]
-                    yield say(
+                    yield finding(
                         "approval", f"was approved by {node} at {node}{tick}, but it had seen {node}{seen} already"
                     )
         elif entry.adopted_from != origin:  # a leader may adopt its own transaction, which it had to recover
-            yield say("label", f"is adopted from {entry.adopted_from}, but its transaction is of {origin}")
+            yield finding("label", f"is adopted from {entry.adopted_from}, but its transaction is of {origin}")
 
-    def _causality(self, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _causality(self, entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
         after, clock = entry.after, entry.txid.clock
         for node, tick in after.items():
             if self.applied.get(node, 0) < tick:
-                yield say("causality", f"was applied before {node}{tick}, which it comes after")
+                yield finding("causality", f"was applied before {node}{tick}, which it comes after")
             elif (latest := self._latest(node, tick)) >= clock:
-                yield say("clock", f"has the clock {clock:x}, not later than {latest:x} in {node}1 to {node}{tick}")
+                yield finding("clock", f"has the clock {clock:x}, not later than {latest:x} in {node}1 to {node}{tick}")
 
-    def _closure(self, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _closure(self, entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
         """Yield a finding for the first tick that an entry's predecessors had seen, but its own vector lacks."""
         after, config = entry.after, entry.transaction.config
         for node, tick in after.items():
-            if tick <= self._before.get(node, 0) + 1 and node in self._removed:
+            if tick <= self._ticks_before.get(node, 0) + 1 and node in self._removed:
                 continue  # the vectors of removed entries are gone
-            for other, saw in self._saw.get(node, {}).items():
+            for other, saw in self._seen_ticks.get(node, {}).items():
                 seen = saw.up_to(tick)
                 if seen > after.get(other, 0) and not (
                     other not in after and self._retired.get(other, config + 1) <= config
                 ):
-                    yield say("closure", f"comes after {node}{tick} and so after {other}{seen}, but does not say so")
+                    yield finding(
+                        "closure", f"comes after {node}{tick} and so after {other}{seen}, but does not say so"
+                    )
                     return
 
-    def _approvals(self, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _approvals(self, entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
         """Yield a finding if an entry, such as A5, had seen another leader's entry that A approved at A5 or later."""
         for node, tick in entry.after.items():
-            given = self._given.get(node, {}).get(entry.leader)
+            given = self._approval_ticks.get(node, {}).get(entry.leader)
             if given is not None and node != entry.leader and (at := given.up_to(tick)) >= entry.tick:
                 late = f"at {entry.leader}{at}, and not before this"
-                yield say("approval", f"comes after {node}{tick}, of which {entry.leader} approved something {late}")
+                yield finding(
+                    "approval", f"comes after {node}{tick}, of which {entry.leader} approved something {late}"
+                )
 
     def _latest(self, node: str, tick: int) -> int:
         clocks = self._clocks[node]
-        place = tick - self._before.get(node, 0)
+        place = tick - self._ticks_before.get(node, 0)
         return clocks[min(place, len(clocks)) - 1] if clocks and place > 0 else 0
 
-    def _once(self, row: JournalRow, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _once(self, row: JournalRow, entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
         first = self.original(*entry.txid, row.seq) if row.repeat else None
         if (
             row.repeat
             and first is None
             and entry.txid.clock > max((m.clock for m in self._removed.values()), default=0)
         ):
-            yield say("txid", f"is said to repeat {entry.txid}, which was not applied before it")
+            yield finding("txid", f"is said to repeat {entry.txid}, which was not applied before it")
         elif first is not None and first != entry.transaction.body:
-            yield say("txid", f"repeats {entry.txid} with another content")
+            yield finding("txid", f"repeats {entry.txid} with another content")
 
-    def _quorum(self, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _quorum(self, entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
         config = entry.transaction.config
         if not self._members:
             return  # ``begin`` has reported it
-        seen = (version for leader, tick, version in self._changed if entry.after.get(leader, 0) >= tick)
-        expected = max(seen, default=self._founded)
+        seen = (version for leader, tick, version in self._member_changes if entry.after.get(leader, 0) >= tick)
+        expected = max(seen, default=self._founding_version)
         if config != expected:
-            yield say("quorum", f"counts by membership {config}, but membership {expected} was in force at its base")
+            yield finding(
+                "quorum", f"counts by membership {config}, but membership {expected} was in force at its base"
+            )
         members = self._members.get(config)
         if members is None:
-            yield say("quorum", f"counts by membership {config}, which is not in the journal")
+            yield finding("quorum", f"counts by membership {config}, which is not in the journal")
             return
         voters = {node for node, voter in members.items() if voter}
         approved = voters.intersection(entry.quorum)
         for stranger in sorted(voters.symmetric_difference(entry.quorum) - voters):
-            yield say("quorum", f"counts {stranger}, no voter of its membership")
+            yield finding("quorum", f"counts {stranger}, no voter of its membership")
         need = quorum(len(voters)) if entry.adopted_from is None else majority(len(voters))
         if len(approved) < need:
             verb = "approved" if entry.adopted_from is None else "held"
             names = ", ".join(sorted(approved)) or "no voter"
-            yield say("quorum", f"was {verb} by {names}: {len(approved)} of {len(voters)} voters, {need} are needed")
+            yield finding(
+                "quorum", f"was {verb} by {names}: {len(approved)} of {len(voters)} voters, {need} are needed"
+            )
 
-    def _membership(self, row: JournalRow, entry: Entry, say: Say) -> Iterator[Finding]:
+    def _membership(self, row: JournalRow, entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
         try:
-            said = read_membership(entry.transaction.changes)
+            membership = read_membership(entry.transaction.changes)
         except EntryMalformedError as error:
-            yield say("members", f"has a membership that cannot be read: {error}")
+            yield finding("members", f"has a membership that cannot be read: {error}")
             return
-        config, version = entry.transaction.config, said.version
+        config, version = entry.transaction.config, membership.version
         if not row.repeat and version != config + 1:
-            yield say("members", f"makes membership {version} out of membership {config}")
-        for leader in said.retired.keys() - self._retired.keys():
+            yield finding("members", f"makes membership {version} out of membership {config}")
+        for leader in membership.retired.keys() - self._retired.keys():
             # Entries under this membership count as having seen the whole timeline, so the change must have seen it.
-            self._ended[leader] = entry.after.get(leader, 0)
+            self._end_ticks[leader] = entry.after.get(leader, 0)
             if entry.after.get(leader, 0) < self.applied.get(leader, 0):
                 seen, held = entry.after.get(leader, 0), self.applied[leader]
-                yield say(
+                yield finding(
                     "members", f"retires the timeline {leader} at {leader}{seen}, and it goes on to {leader}{held}"
                 )
-        self._learn_members(said)
-        self._changed.append((entry.leader, entry.tick, version))
+        self._learn_members(membership)
+        self._member_changes.append((entry.leader, entry.tick, version))

@@ -214,7 +214,7 @@ def _rebuild(
         rebuild = _Rebuild(db, sources, beginning, until)
         db.execute("BEGIN")
         for sourced in entries:
-            rebuild.take(sourced)
+            rebuild.apply(sourced)
             if progress is not None and rebuild.entries % PROGRESS_EVERY == 0:
                 progress(rebuild.entries)
         rebuild.end()
@@ -263,13 +263,13 @@ class _Rebuild:
         self.heads = dict(beginning.heads)
         self.applied, self.clock, self.digest = beginning.applied, beginning.latest, ""
         self.seen = {txid for txid in self.adopted if beginning.has_seen(txid)}
-        # The schema change that is committed and not yet in force.
+        # The schema change that was committed and is not yet in force, if any.
         self.waiting: SourcedEntry | None = None
         if beginning.waiting is not None and beginning.source is not None:
             self.waiting = SourcedEntry(beginning.waiting, beginning.source[0])
         self.entries = self.repeats = self.changes = self.statements = self.later = 0
 
-    def take(self, sourced: SourcedEntry) -> None:
+    def apply(self, sourced: SourcedEntry) -> None:
         entry = sourced.entry
         _, head = self.heads.get(entry.leader, (0, GENESIS))
         if entry.prev != head:
@@ -328,7 +328,7 @@ class _Rebuild:
     def _run(self, sourced: SourcedEntry, steps: Sequence[SchemaStep]) -> str:
         switch(self.db, on=True)
         try:
-            if any(step.told for step in steps):  # such a statement may query a full-text index
+            if any(step.result_digest for step in steps):  # such a statement may query a full-text index
                 rebuild_indexes(self.db)
             return run(self.db, steps)
         except apsw.Error as error:

@@ -1,5 +1,5 @@
-"""Digests of key ranges of a node's tables, as of one snapshot. Nodes compare them to find rows that differ although no
-transaction explains it.
+"""Digests of ranges of keys of a node's tables, as of one snapshot. Nodes compare the digests to find rows that differ
+and should not, because the nodes have applied the same transactions to them.
 
 Two nodes apply concurrent transactions in different orders, so two snapshots rarely have the same commits. So a request
 can name a vector, and the answer then also lists the keys that transactions beyond the vector have written. All other
@@ -79,8 +79,8 @@ class TouchedKeys:
     keys: set[bytes] = field(default_factory=set)
     incomparable: str = ""  # the reason why no snapshot after ``upto`` can be compared; empty if one can
 
-    def turn_to(self, table: str, beyond: Vector, found: "RangeDigest") -> None:
-        """Forget the keys if the question has changed, or if the snapshot lacks a commit of the last one."""
+    def prepare_for(self, table: str, beyond: Vector, found: "RangeDigest") -> None:
+        """Forget the keys if the question has changed, or if the snapshot lacks a commit that the last one had."""
         same = (self.table, self.beyond, self.schema) == (table, beyond, found.schema)
         if not same or not covers(found.vector, self.upto):
             self.table, self.beyond, self.schema = table, dict(beyond), found.schema
@@ -208,7 +208,7 @@ def _rows(db: apsw.Connection, table: TableLayout, keys: list[str], asked: Range
 
 def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDigest, known: TouchedKeys) -> None:
     """Add the keys of a table that transactions beyond a vector have written."""
-    known.turn_to(table, beyond, found)
+    known.prepare_for(table, beyond, found)
     if not known.incomparable:
         known.incomparable = _collect_touched(db, table, known, found.vector)
     found.touched, found.incomparable = set(known.keys), known.incomparable or found.incomparable

@@ -55,7 +55,8 @@ class Verification:
 
     findings: list[Finding]  # all faults; empty if the journals keep the laws
     counts: list[FileCounts]  # the counts of each file
-    # Node -> (leader, first tick, last tick) that other nodes have and this one lacks. Being behind is not a fault.
+    # Node -> the spans (leader, first tick, last tick) that other files have and its file lacks. These are not faults,
+    # because the node may not have received the entries yet.
     lacks: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
     # The laws that were not checked, each with the option or file that it needs.
     unseen: dict[str, str] = field(default_factory=dict)

@@ -84,17 +84,17 @@ def export(
         done = begin(manifest, feed.context, oldest=oldest)
         end = advance(feed.ask, feed.context.path, done)
         expected = sum(high - low + 1 for _, low, high in spans_between(done, end))
-        told = Progress(node, 0, expected, done)
-        while told.vector != end or node not in manifest.vectors:
-            upto = advance(feed.ask, feed.context.path, told.vector, end, step)
-            spans = [span for group in cut(spans_between(told.vector, upto), step) for span in group]
+        so_far = Progress(node, 0, expected, done)
+        while so_far.vector != end or node not in manifest.vectors:
+            upto = advance(feed.ask, feed.context.path, so_far.vector, end, step)
+            spans = [span for group in cut(spans_between(so_far.vector, upto), step) for span in group]
             written = [write_aside(feed, span, directory) for span in spans]
             publish(directory, manifest, feed.context, upto, written)
             taken = sum(high - low + 1 for _, low, high in spans)
-            told = Progress(node, told.entries + taken, expected, upto)
+            so_far = Progress(node, so_far.entries + taken, expected, upto)
             if progress is not None:
-                progress(told)
-    return told
+                progress(so_far)
+    return so_far
 
 
 def begin(manifest: Manifest, context: Context, *, oldest: bool) -> dict[str, int]:

@@ -60,7 +60,7 @@ class WaitingNode:
             "database": config.database,
             "mode": WAITING,
             "trouble": why,
-            "troubles": [{**CANNOT_WRITE.told(why), "since_ms": since_ms}],
+            "troubles": [{**CANNOT_WRITE.as_data(why), "since_ms": since_ms}],
             "nodes": {},
         }
 

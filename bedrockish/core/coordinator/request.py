@@ -159,7 +159,7 @@ class InFlight:
     # While the request pauses for its turn: seconds at which the pause began, and the leaders whose turns come first.
     turn: tuple[float, list[str]] | None = None
     arrived_at: float = 0.0  # seconds at which it arrived
-    # ``executed_at`` and ``took_s``: seconds at which its last execution began, and how long the execution took.
+    # ``executed_at`` and ``execution_s``: seconds at which its last execution began, and how long the execution took.
     executed_at: float = 0.0
     execution_s: float = 0.0
     reserves: bool = False  # whether it has a reservation (``Reservations``)

@@ -50,10 +50,9 @@ class Clock:
         # How far most voters' walls have leapt ahead, if that is too far for the cluster's clock to follow; else 0.
         self.leap_ms = 0
         self._wall_offset: int | None = None  # the last believed median of the walls, less our monotonic clock
-        self._walls_counted = 0  # the greatest number of other walls that ``_pace`` was computed from
-        self._followed_offset: int | None = (
-            None  # the last ``_pace`` at which this clock did not stand still; None: none yet
-        )
+        self._walls_counted = 0  # the greatest number of other walls that ``_wall_offset`` was computed from
+        # The last ``_wall_offset`` at which this clock did not stand still; None before the first time.
+        self._followed_offset: int | None = None
         # ``value``: the greatest value that this node has given out or heard of. ``ceiling``: a durable bound; no value
         # above it has left this node, so a clock that begins at the ceiling is later than every value that has left.
         # ``floor``: the ceiling at the start; this node may have forgotten promises about clocks below it.
@@ -149,7 +148,7 @@ class Clock:
     def follow_wall(self, *, follows: bool) -> None:
         """Follow the wall from now on, or only count."""
         self.follows_wall = follows
-        # ``counted`` stays True: after the clock has only counted, its values do not show the age of a commit (V15).
+        # This stays True: after the clock has only counted, its values do not show the age of a commit (V15).
         self.has_only_counted = self.has_only_counted or not follows
         self._wall = pack(min(self.followed_ms, WALL_MS_MAX)) if follows else 0
 

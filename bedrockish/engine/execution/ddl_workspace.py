@@ -112,7 +112,7 @@ class Draft:
         """Run a text; return the result of its last statement, and an estimate of the results' bytes.
 
         Raises:
-            BedrockishError: as for a request; the transaction can go on after a usage error, unless it ``is_over``.
+            BedrockishError: as for a request; the transaction can go on after a usage error, unless it ``has_failed``.
         """
         results, size = self._run(statement, room)
         return results[-1], size

@@ -346,7 +346,7 @@ class OverlayTransaction:
 
         Raises:
             ClockNeededError: the statement calls ``transaction_clock()``, and the transaction has no clock yet.
-            BedrockishError: as for a request; the transaction can go on after a usage error, unless it ``is_over``.
+            BedrockishError: as for a request; the transaction can go on after a usage error, unless it ``has_failed``.
         """
         self._check_goes_on()
         interactive, taken = self.interactive, 0

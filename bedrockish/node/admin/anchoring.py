@@ -40,11 +40,11 @@ class Anchoring:
         if text is None:
             return await trio.to_thread.run_sync(self._facts, self._members(), limiter=self._limiter)
         try:
-            said = read_statement(text if isinstance(text, str) else "")
+            statement = read_statement(text if isinstance(text, str) else "")
         except ValueError as error:
             raise UsageError(f"this node confirms no such statement: {error}") from None
-        self._check(said)
-        await trio.to_thread.run_sync(self._compare_with_journal, said, limiter=self._limiter)
+        self._check(statement)
+        await trio.to_thread.run_sync(self._compare_with_journal, statement, limiter=self._limiter)
         return {"node": self._core.state.me, "signature": None}  # a release before 0.3.0 looks for a signature
 
     def _members(self) -> dict[str, Any]:
@@ -62,23 +62,23 @@ class Anchoring:
             found = {leader: [tick, digest.hex()] for leader, (tick, digest) in heads(db).items()}
             return {**members, "founders": founders_hash(db), "heads": found}
 
-    def _check(self, said: AnchorStatement) -> None:
+    def _check(self, statement: AnchorStatement) -> None:
         known = self._members()
-        if said.cluster != known["cluster"]:
-            raise UsageError(f"the statement is of cluster {said.cluster!r}, and this one is {known['cluster']!r}")
-        if (said.members, list(said.voters)) != (known["members"], known["voters"]):
+        if statement.cluster != known["cluster"]:
+            raise UsageError(f"the statement is of cluster {statement.cluster!r}, and this one is {known['cluster']!r}")
+        if (statement.members, list(statement.voters)) != (known["members"], known["voters"]):
             raise UnavailableError(
-                f"the statement counts by membership {said.members}, and {known['node']} by {known['members']}; "
+                f"the statement counts by membership {statement.members}, and {known['node']} by {known['members']}; "
                 "try again"
             )
-        if abs(said.wall_ms - self._wall_ms()) > WALL_MS_MAX:
+        if abs(statement.wall_ms - self._wall_ms()) > WALL_MS_MAX:
             raise UsageError(f"the time in the statement is not that of {known['node']}; set the clock of your machine")
 
-    def _compare_with_journal(self, said: AnchorStatement) -> None:
+    def _compare_with_journal(self, statement: AnchorStatement) -> None:
         with reading(self._config.database) as db:
-            if founders_hash(db) != said.founders:
+            if founders_hash(db) != statement.founders:
                 raise UsageError("the statement names other founders than this node knows; compare the nodes' journals")
-            for leader, (tick, digest) in said.heads.items():
+            for leader, (tick, digest) in statement.heads.items():
                 found = head_hash(db, leader, tick)
                 if found is None:
                     raise UnavailableError(f"{self._core.state.me} does not have {leader}{tick} yet; try again")

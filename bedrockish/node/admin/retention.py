@@ -337,13 +337,13 @@ class Upkeep:
 
     async def watch(self) -> None:
         """Prune and pack the journal as configured, and shrink the file when many pages are free, until cancelled."""
-        told, pack_at = self._config.journal, trio.current_time()
+        settings, pack_at = self._config.journal, trio.current_time()
         while True:
             self._shortened = trio.Event()
             with trio.move_on_after(LOOK_S):
                 await self._shortened.wait()
-            if told.journal_prune:
-                await self.prune(60 * told.journal_keep_minutes, told.journal_keep_mb, force=False)
+            if settings.journal_prune:
+                await self.prune(60 * settings.journal_keep_minutes, settings.journal_keep_mb, force=False)
             if trio.current_time() >= pack_at and not await self.pack():
                 pack_at = trio.current_time() + PACK_LOOK_S
             await self.give_back()

@@ -40,7 +40,7 @@ class TroubleKind:
     useless: bool = False  # whether clients should send the node no requests; ``/readyz`` fails then
     after_s: float = 0.0  # how long the trouble must last before it is reported, in seconds
 
-    def told(self, text: str) -> dict[str, Any]:
+    def as_data(self, text: str) -> dict[str, Any]:
         """Return the trouble as plain data, with its facts as text."""
         return {"code": self.code, "text": text, "do": self.do, "useless": self.useless}
 
@@ -228,8 +228,8 @@ def _duration(seconds: float) -> str:
 
 def _own_offset_ms(status: Status) -> float:
     """Return the milliseconds by which most others' clocks are ahead of this machine's; negative: behind it."""
-    told = (node.get("wall_offset_ms") for node in _others(status).values())
-    offsets = sorted(offset for offset in told if offset is not None)
+    reported = (node.get("wall_offset_ms") for node in _others(status).values())
+    offsets = sorted(offset for offset in reported if offset is not None)
     return offsets[len(offsets) // 2] if offsets else 0.0
 
 
@@ -451,8 +451,8 @@ def _upgrade_unfinished(status: Status) -> str:
     }
     if level >= own or not below:
         return ""
-    told = _each(f"{name} has reported {level or 'none'}" for name, level in below.items())
-    return f"the cluster speaks at release level {level}, and this program supports {own}: {told}"
+    levels = _each(f"{name} has reported {level or 'none'}" for name, level in below.items())
+    return f"the cluster speaks at release level {level}, and this program supports {own}: {levels}"
 
 
 @_trouble(
@@ -465,10 +465,10 @@ def _certificate(status: Status) -> str:
     ends = {**status.get("certificates", {}), **peers}
     left = {name: (end - status["wall_s"]) / DAY_S for name, end in ends.items()}
     near = ((name, days) for name, days in left.items() if days < CERTIFICATE_DAYS)
-    told = [f"{name} {'has expired' if days < 0 else f'expires in {days:.0f} days'}" for name, days in near]
+    expiring = [f"{name} {'has expired' if days < 0 else f'expires in {days:.0f} days'}" for name, days in near]
     has_ended = any(end < status["wall_s"] for end in status.get("certificates", {}).values())
     fault = "" if has_ended else status.get("certificate_fault", "")
-    return _each(filter(None, [fault, *told]))
+    return _each(filter(None, [fault, *expiring]))
 
 
 @_trouble(
@@ -531,7 +531,7 @@ class Troubles:
                 continue
             since = self._since.setdefault(kind.code, now_s)
             if now_s - since >= kind.after_s:
-                found.append({**kind.told(text), "since_ms": round(1000 * (now_s - since))})
+                found.append({**kind.as_data(text), "since_ms": round(1000 * (now_s - since))})
         return found
 
 

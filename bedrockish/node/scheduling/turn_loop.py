@@ -101,7 +101,7 @@ class TurnLoop:
         self._wake = trio.Event()
         self._is_waiting = False  # whether the task waits for work
         self._gathering = False  # whether links are being read; their input is handled afterwards
-        self._wake_requested = False  # whether ``ring`` was called while links were read
+        self._wake_requested = False  # whether ``wake`` was called while links were read
         # A turn that began in the reader of links, and the long action with which the loop's task continues it.
         self._unfinished: tuple[Turn, Action] | None = None
         self._missed = False  # whether ``wake`` was called while the loop waited for a thread

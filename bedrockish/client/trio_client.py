@@ -26,15 +26,24 @@ from bedrockish.errors import BedrockishError, ClientClosedError
 
 T = TypeVar("T")
 AT_ONCE_S = 0.02  # how long a read of the node's file may block the loop; a longer read is repeated in a thread
-TASK_S = 0.001  # how long tasks may run short statements in the loop before other tasks run
+# How long tasks may run short statements in the loop before other tasks run; at least how long each of many may.
+TASK_S, TASK_MIN_S = 0.001, 0.0001
 STOP_S = 0.005  # pause between two attempts to stop the statement of a cancelled task
 LEARN_S = 30.0  # how often a client in use asks for the members of the cluster
 
 
+class _Turns(threading.local):
+    """The turns of the tasks of one loop, which is that of the thread, in running short statements."""
+
+    until = 0.0  # when the next statement first lets other tasks run, in seconds of ``monotonic``
+    waiting = 0  # the tasks that let others run now
+
+
+_turns = _Turns()
+
+
 class Client(Driver, Session):
     """A session with a cluster. Get one from ``open_client``."""
-
-    _gives_way_at = 0.0  # when the next statement in the loop first lets other tasks run, in seconds of ``monotonic``
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process, in a thread if they take longer than ``AT_ONCE_S``; see ``Session``."""
@@ -89,10 +98,15 @@ class Client(Driver, Session):
         """Let other tasks run, and notice that this one is cancelled, if the last wait was ``TASK_S`` ago.
 
         Short statements run in the loop: without this, a task that runs one after the other would stop all others.
+        Tasks that run such statements at the same time share ``TASK_S``, because trio runs all of them in one round.
         """
-        if monotonic() > self._gives_way_at:
-            await trio.lowlevel.checkpoint()
-            self._gives_way_at = monotonic() + TASK_S
+        if monotonic() > _turns.until:
+            _turns.waiting += 1
+            try:
+                await trio.lowlevel.checkpoint()
+            finally:
+                _turns.waiting -= 1
+            _turns.until = monotonic() + max(TASK_S / (1 + _turns.waiting), TASK_MIN_S)
 
     @property
     def addresses(self) -> tuple[Address, ...]:

@@ -4,7 +4,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -257,6 +257,37 @@ async def test_other_tasks_run_while_a_task_runs_short_statements(
         while not ended.is_set() and monotonic() < until:
             await (tx if in_transaction else client).execute(READ.format(table), (1,))
     assert monotonic() < until
+
+
+async def test_round_of_many_tasks_takes_as_long_as_that_of_one(
+    node: LocalNode, client: Client, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the tasks share a client, the others have one each."""
+    monkeypatch.setattr(trio_client, "TASK_S", 0.05)
+    monkeypatch.setattr(trio_client, "TASK_MIN_S", 0.0)
+    rounds = 0
+
+    async def read(one: Client) -> None:
+        while True:
+            await one.execute(READ.format(table), (1,))
+
+    async def count() -> None:
+        nonlocal rounds
+        while True:
+            await trio.lowlevel.checkpoint()
+            rounds += 1
+
+    async with AsyncExitStack() as stack:
+        clients = [client] * 10 + [await stack.enter_async_context(open_client(node.database)) for _ in range(10)]
+        for one in clients:
+            one.token = client.token
+            await one.execute(READ.format(table), (1,))
+        with trio.move_on_after(1):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(count)
+                for one in clients:
+                    nursery.start_soon(read, one)
+    assert rounds >= 4
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])

@@ -91,7 +91,7 @@ class LocalSteps:
             return Answered(0, Answer(NOTHING, Token()))  # the transaction continues in the parent process
         one = self.find(what.request.command)
         if what.op == BEGIN and one is None:
-            one = await self._begin(what.request)
+            one = await self._begin(what.request, timeout_s)
         if one is None:
             return await session._call(what, timeout_s)
         if what.op == COMMIT:
@@ -141,7 +141,7 @@ class LocalSteps:
             BedrockishError: see ``LocalTransactions.read``.
         """
         until, tries = monotonic() + request.timeout_s, 0
-        while await self._return_to_file_node():
+        while await self._return_to_file_node(max(until - monotonic(), 0.05)):
             token = self._session._core.token
             asked = replace(request, token=token)
             stop = partial(self.transactions.stop_one, asked.command)
@@ -173,8 +173,15 @@ class LocalSteps:
         address = self._session._core.address
         return address is not None and address.host == self._socket
 
-    async def _return_to_file_node(self) -> bool:
-        """Return whether the session's calls go to the node of the file; try to return to that node first."""
+    async def _return_to_file_node(self, timeout_s: float) -> bool:
+        """Return whether the session's calls go to the node of the file; try to return to that node first.
+
+        Args:
+            timeout_s: how long to wait for the node if there is no other; otherwise the wait is ``RETURN_S``.
+
+        Raises:
+            BedrockishError: the node cannot be reached, and there is no other.
+        """
         if self.is_at_file_node():
             return True
         now = monotonic()
@@ -183,14 +190,17 @@ class LocalSteps:
         self._next_return_at = now + RETURN_S
         self._session.leave_node((Address(self._socket, 0),))
         has_others = len(self._session._core.route.addresses) > 1
-        with suppress(BedrockishError):
-            await self._session._call(Ask(0, PING), RETURN_S if has_others else self._session._seconds(None))
+        try:
+            await self._session._call(Ask(0, PING), RETURN_S if has_others else timeout_s)
+        except BedrockishError:
+            if not has_others:
+                raise
         return self.is_at_file_node()
 
-    async def writes_here(self, texts: Sequence[str]) -> bool:
+    async def writes_here(self, texts: Sequence[str], timeout_s: float) -> bool:
         """Return whether writes outside of transactions run in this process, because the file's node is a learner."""
         kinds = {kind_of(text) for text in texts}
-        if WRITE not in kinds or kinds - {READ, WRITE} or not await self._return_to_file_node():
+        if WRITE not in kinds or kinds - {READ, WRITE} or not await self._return_to_file_node(timeout_s):
             return False
         return await self._session._in_place(self.transactions.is_at_learner)
 
@@ -215,16 +225,16 @@ class LocalSteps:
         core.merge_token(one.seen)
         return True
 
-    async def _begin(self, request: Request) -> LocalTransaction | None:
+    async def _begin(self, request: Request, timeout_s: float) -> LocalTransaction | None:
         core = self._session._core
         at_node, self._begins_at_node = self._begins_at_node, False
         is_fresh = request.temporary.startswith(FRESH)
         if request.temporary and (self.transactions.has_temporary(request.temporary) or (is_fresh and not at_node)):
-            if not is_fresh or await self._return_to_file_node():
+            if not is_fresh or await self._return_to_file_node(timeout_s):
                 request = replace(request, statements=(), token=core.token)
                 await self._session._in_place(self.transactions.begin_with_temporary, request)
             one = self.transactions.find(request.command)
-        elif at_node or request.temporary or not await self._return_to_file_node():
+        elif at_node or request.temporary or not await self._return_to_file_node(timeout_s):
             one = None
         else:
             asked = replace(request, statements=(), token=core.token)

@@ -193,7 +193,7 @@ class Session(Calls):
         is_plain = all(map(self._is_plain, texts))
         done: list[Rows] | None = None
         if command is None and not is_plain:
-            if await self._needs_transaction(texts):
+            if await self._needs_transaction(texts, timeout_s):
                 done = await self._transact_opened(statements, self._options(isolation, read, timeout))
             elif self.local is not None and len(texts) > 1:
                 done = await self._read_in_program(statements, read, timeout)
@@ -246,11 +246,11 @@ class Session(Calls):
         self._file().attach(order)
         return True
 
-    async def _needs_transaction(self, texts: list[str]) -> bool:
+    async def _needs_transaction(self, texts: list[str], timeout_s: float) -> bool:
         """Return whether statements need an open transaction: they use TEMP objects, or write at a learner."""
         if self._core.temporary.name or make_temporary(texts):
             return True
-        return self.local_steps is not None and await self.local_steps.writes_here(texts)
+        return self.local_steps is not None and await self.local_steps.writes_here(texts, timeout_s)
 
     async def _transact_opened(self, statements: Statements, options: TransactionOptions) -> list[Rows] | None:
         """Run statements in a transaction opened for them; return None if they must be sent as one request."""

@@ -127,7 +127,7 @@ def test_temp_objects_at_the_node_and_attached_files_are_refused_by_name(
         steps = db._client.local_steps
         assert steps is not None
 
-        async def nowhere() -> bool:
+        async def nowhere(_timeout_s: float) -> bool:
             return False
 
         db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, word)")

@@ -18,7 +18,8 @@ from bedrockish import dbapi
 from bedrockish.api.requests import Token, seal_token
 from bedrockish.client.local_steps import LocalSteps
 from bedrockish.client.session import Session
-from bedrockish.errors import AuthenticationError
+from bedrockish.client.socket_driver import SocketDriver
+from bedrockish.errors import AuthenticationError, UnavailableError
 from bedrockish.local import connections
 from bedrockish.local.reads import KEEPER
 from bedrockish.local.snapshots import Parts
@@ -119,6 +120,26 @@ def test_session_after_one_that_failed_to_reach_the_node_tries_to_reach_it(
     with closing(dbapi.connect(node.database)) as db:
         assert calls_made(db._link) > 0
         assert db.execute(f"SELECT a FROM {filled}").fetchall() == [("one",)]
+
+
+def test_first_call_of_a_session_that_takes_over_connections_waits_no_longer_than_its_timeout(
+    node: LocalNode, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session(node, filled)
+    waits: list[float] = []
+
+    async def gone(_driver: SocketDriver, _what: object, timeout_s: float) -> None:
+        waits.append(timeout_s)
+        raise UnavailableError("gone")
+
+    update = f"UPDATE {filled} SET a = 'two'"
+    for in_statement in (True, False):
+        with bedrockish.connect(node.database) as db, monkeypatch.context() as patch:
+            patch.setattr(SocketDriver, "_call", gone)
+            run = db.execute if in_statement else db.begin(timeout=0.5).execute
+            with pytest.raises(UnavailableError, match="gone"):
+                run(update, timeout=0.5)
+    assert waits == [0.5] * 2
 
 
 async def denied(_session: Session) -> None:

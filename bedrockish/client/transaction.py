@@ -306,6 +306,10 @@ class Transaction:
             elif self._is_begun:
                 with suppress(BedrockishError):  # if its node is gone, the transaction is rolled back as well
                     await self._step(ROLLBACK, (), timeout)
+        except BaseException:
+            if self._local is not None:  # the handler of a signal may have left it open, and with it its snapshot
+                self._local.transactions.forget(self.command)
+            raise
         finally:
             self._is_open, self._error = False, None
 

@@ -15,6 +15,7 @@ import pytest
 from bedrockish import connect_pool, dbapi
 from bedrockish.client import pool as client_pool
 from bedrockish.client.blocking import Connection
+from bedrockish.client.local_steps import LocalSteps
 from bedrockish.client.socket_driver import SocketDriver
 from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
@@ -119,6 +120,23 @@ def test_begin_that_a_signal_ends_leaves_no_snapshot(
     mine.close()
     gc.collect()
     assert len(connections._open) <= opened
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(LocalSteps, "has"), (LocalTransaction, "give_ids_back"), (LocalTransaction, "end"), (WorkspacePool, "_keep")],
+)
+def test_rollback_that_a_signal_ends_leaves_no_snapshot(
+    node: LocalNode, db: Connection, table: str, interrupt: Interrupt, owner: type, name: str
+) -> None:
+    before = snapshots_of(node)
+    opened = db.begin()
+    opened.execute(f"SELECT b FROM {table} WHERE id = 1")
+    interrupt(owner, name)
+    with pytest.raises(KeyboardInterrupt):
+        opened.rollback()
+    assert snapshots_of(node) <= before
+    assert not here(db).has_any
 
 
 def test_exception_of_a_signal_is_raised_while_another_thread_imports_trio(

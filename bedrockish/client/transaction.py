@@ -371,6 +371,8 @@ class Transaction:
         elif _is_cancelled(error):
             if op == COMMIT:
                 self._is_open = False
+                if self._local is not None:  # the COMMIT may not have been sent yet
+                    self._local.roll_back(self.command)
             if op == BEGIN:  # perhaps the transaction was begun at the node: the client's core then rolls it back
                 self._is_open, self._error = False, ClientClosedError(CANCELLED)
 

@@ -290,6 +290,24 @@ async def test_round_of_many_tasks_takes_as_long_as_that_of_one(
     assert rounds >= 4
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_transaction_whose_commit_is_cancelled_before_it_is_sent_ends(
+    client: Client, table: str, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    if is_large:
+        monkeypatch.setattr(TransactionWork, "kept", 1 << 20)
+    with trio.CancelScope() as scope:
+        async with client.transaction() as tx:
+            await tx.execute(UPDATE.format(table), (77,))
+            scope.cancel()
+            trio_client._turns.until = 0.0
+    assert scope.cancelled_caught
+    steps = client.local_steps
+    assert steps is not None
+    assert not steps.transactions.has_any
+    assert not await client.settle(tx.command)
+
+
 @pytest.mark.parametrize("in_transaction", [False, True])
 async def test_cancelled_task_ends_between_short_statements(client: Client, table: str, in_transaction: bool) -> None:
     until = monotonic() + BOUND_S

@@ -56,7 +56,7 @@ _KNOWN: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
 
 
 _HOOKS: list[Callable[[], None]] = []
-_RUNNING: "weakref.WeakSet[Running]" = weakref.WeakSet()
+_RUNNING: dict[int, "weakref.ref[Running]"] = {}  # by the id of the object; no WeakSet, whose copy is not atomic
 FORKING: dict[int, list[Lock]] = {}  # thread that forks -> the locks that it has acquired
 _WAITING: set[int] = set()  # threads that wait for a fork, each of which holds a lock
 _fork_lock, _done = threading.Lock(), threading.Event()  # the lock is held during a fork; the event is set after it
@@ -75,12 +75,17 @@ def watch_forks(known: Inherited) -> None:
 
 def wait_at_forks(running: Running) -> None:
     """Let each fork from now on wait until no thread is inside SQLite for the object; wait for a fork under way."""
-    is_held = threading.get_ident() not in FORKING and _fork_lock.acquire(timeout=WAIT_S)
-    try:
-        _RUNNING.add(running)
-    finally:
-        if is_held:
-            _fork_lock.release()
+    number = id(running)
+    _RUNNING[number] = weakref.ref(running, lambda gone: _forget(number, gone))
+    # After that: a fork that begins now finds the object. No lock is acquired: if the handler of a signal raised here,
+    # the lock would stay locked, and each later session would wait for it.
+    if FORKING and threading.get_ident() not in FORKING:
+        _done.wait(WAIT_S)
+
+
+def _forget(number: int, gone: "weakref.ref[Running]") -> None:
+    if _RUNNING.get(number) is gone:  # otherwise another object has the id now
+        _RUNNING.pop(number, None)
 
 
 def stand_still() -> bool:
@@ -108,7 +113,8 @@ def _before_fork() -> None:
     while True:
         missing = 0
         # Each lock is acquired before the next one is looked up: the first ones prevent that further ones are made.
-        for lock in chain.from_iterable(running.fork_locks() for running in list(_RUNNING)):
+        running = [one for known in list(_RUNNING.values()) if (one := known()) is not None]
+        for lock in chain.from_iterable(one.fork_locks() for one in running):
             if lock.acquire(timeout=_ASK_S):
                 held.append(lock)  # at once: Ctrl-C may end this function, and ``_after_fork`` still has to release it
             else:

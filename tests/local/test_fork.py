@@ -4,6 +4,7 @@ import errno
 import mmap
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -399,3 +400,11 @@ print(set(ends))
 """,
     )
     assert told == "{0}\n"
+
+
+def test_session_opens_while_the_lock_of_forks_is_locked_and_no_thread_forks(node: LocalNode) -> None:
+    """The handler of a signal that raises in a fork may leave the lock so."""
+    with forks._fork_lock:
+        began = time.monotonic()
+        connect(str(node.database)).close()
+        assert time.monotonic() - began < forks.WAIT_S

@@ -283,7 +283,7 @@ class LocalSteps:
         return [Rows(result.columns, result.rows, result.rowcount, result.lastrowid) for result in found]
 
     def run_at_once(self, one: LocalTransaction, statement: Statement, *, again: bool) -> Result | None:
-        """Run a statement in this thread; return None if it needs ids or the node: ``run_here`` must run it.
+        """Run a statement in this thread; return None if ``run_here`` must run it, because it needs ids or the node.
 
         With ``again``, first try ``LocalTransaction.run_again``.
 
@@ -350,7 +350,7 @@ class LocalSteps:
     def _refused(
         self, one: LocalTransaction, error: BedrockishError, before: Sequence[Result], *, begins: bool
     ) -> BedrockishError:
-        """Return the caller's error for a statement; with ``begins``, a usage error says that ``one`` has begun."""
+        """Return the caller's error for a statement; with ``begins``, note in a usage error that ``one`` has begun."""
         told = self.error_for_caller(one, error, before)
         if told is error and begins and isinstance(error, UsageError):
             error.details = {**error.details, BEGUN: True}
@@ -488,7 +488,7 @@ class LocalSteps:
                 raise UnsupportedError(
                     f"the statement needs the node, which lacks {lacked}, a function or collation of this program that "
                     "an earlier statement has used; the transaction did not happen: run the two statements in two "
-                    "transactions, or put it into a plugin of the nodes (docs/plugins.md)",
+                    f"transactions, or put {lacked} into a plugin of the nodes (docs/plugins.md)",
                     ended=True,
                 ) from error
         if not is_same:
@@ -496,7 +496,7 @@ class LocalSteps:
             await self._session._call(Step(0, replace(request, statements=()), ROLLBACK), timeout_s)
             raise ConflictError(
                 "another transaction has changed rows that this transaction had read before it was moved to the node; "
-                "it did not happen: run it again"
+                "this transaction did not happen: run it again"
             )
 
 

@@ -164,7 +164,7 @@ class Transaction:
         statement = Statement(sql, check_params(params))
         seconds = self._seconds(timeout_s)
         if not self._is_begun:
-            again = True  # a known read needs no more than the snapshot
+            again = True  # a text that is known to only read needs the snapshot, and no overlay
             self._is_begun = local.begin_at_once(self.command, options.read, options.isolation, seconds)
             if not self._is_begun:
                 return None
@@ -185,7 +185,7 @@ class Transaction:
 
         Args:
             values: parameters that SQLite stores without conversion.
-            only_brief: whether to return None also if that would take more than some microseconds.
+            only_brief: whether to return None also if the call would take more than some microseconds.
 
         Raises:
             BedrockishError: see ``run``.

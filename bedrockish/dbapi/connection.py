@@ -417,7 +417,7 @@ class Connection:
         """Refuse any authorizer but None: the nodes compile the SQL, and check the user's rights."""
         self._check()
         if authorizer_callback is not None:
-            why = "SQL is compiled on the nodes, where this program's authorizer is not"
+            why = "SQL is compiled on the nodes, which cannot call this program's authorizer"
             raise NotSupportedError(f"{why}; connect as a user with fewer rights, or to a file with mode=ro")
 
     def set_progress_handler(self, progress_handler: Any, n: int) -> None:
@@ -472,12 +472,12 @@ class Connection:
         raise NotSupportedError("the file is at the nodes; 'bedrockish backup' copies it, backup() its content")
 
     def deserialize(self, data: Any, /, *, name: str = "main") -> None:
-        """Refuse: a cluster's database is not replaced by a program.
+        """Refuse: no program can replace a cluster's database.
 
         Raises:
             NotSupportedError: always.
         """
-        raise NotSupportedError("a cluster's database is not replaced by a program; see 'bedrockish import'")
+        raise NotSupportedError("no program can replace a cluster's database; load a file with 'bedrockish import'")
 
     def getlimit(self, category: int, /) -> int:
         """Refuse: the nodes set the limits.
@@ -505,7 +505,7 @@ class Connection:
     def end_at_once(self, *, commits: bool) -> bool:
         """Commit or roll back if that takes some microseconds; return False if ``commit`` or ``rollback`` must do it.
 
-        It does if the transaction has only run known reads on a node's file.
+        Only a transaction that has run nothing but known reads on a node's file ends so fast.
         """
         opened = self._opened
         if opened is None or opened[0].closed or not self._lock.acquire(blocking=False):

@@ -46,7 +46,7 @@ class _LostRows:
     def batch(self) -> list[tuple[Any, ...]]:
         """Raise ``ResultLostError``."""
         raise ResultLostError(
-            "an exception has ended a fetch of this result, and rows with it; run the statement again"
+            "an exception has interrupted a fetch of this result, and rows are lost; run the statement again"
         )
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Cursor:
             self._end_source()
         self._columns: tuple[str, ...] = ()
         self._rows: list[tuple[Any, ...]] = []
-        self._place = self._before = 0  # rows fetched of ``_rows``, and rows in the parts before them
+        self._place = self._before = 0  # numbers of rows: fetched from ``_rows``, and in earlier parts
         self._description: tuple[Column, ...] | None = None
         self._declared: list[str | None] = []
         self._converters: list[Callable[[bytes], Any] | None] = []
@@ -198,7 +198,7 @@ class Cursor:
         params: Any = None
         if self._connection is not None and not (self._is_busy or self._is_closed):
             if self._source is not None:
-                self._forget()  # a refused text leaves no result rather than a part of one
+                self._forget()  # if the text is refused, no part of the last result may remain
             params = unchanged(parameters)
             if params is None:
                 self._check_sql(sql)
@@ -233,7 +233,7 @@ class Cursor:
     def execute_at_once(self, sql: str, parameters: Any = (), /) -> bool:
         """Run a statement if it takes some microseconds; return False, without effect, if ``execute`` must run it.
 
-        It does if it is known in a transaction on a node's file, and reads or writes by keys.
+        Such a statement has run before, in a transaction on a node's file, and reads or writes by keys.
 
         Raises:
             Error: as for ``execute``.
@@ -412,7 +412,7 @@ class Cursor:
         except Error:
             self._source = source
             raise
-        except BaseException:  # the handler of a signal may raise at any step, and rows are lost with it
+        except BaseException:  # the handler of a signal may raise when rows have left the source: they are lost
             self._connection._dropped.append(source)
             raise
         self._rows, self._place, self._source = rows, 0, source if rows else None

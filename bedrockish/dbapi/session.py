@@ -2,8 +2,8 @@
 
 A connection has one of three modes. With ``autocommit=LEGACY_TRANSACTION_CONTROL``, sqlite3's default, a statement that
 writes opens a transaction unless ``isolation_level`` is None. With ``autocommit=False``, as in the standard, every
-statement does, and with ``autocommit=True`` no statement does. Statements that change the schema join an open
-transaction; only with ``autocommit=False`` do they also open one.
+statement opens one; with ``autocommit=True``, none does. Statements that change the schema join an open transaction;
+only with ``autocommit=False`` do they also open one.
 
 After a transaction is lost (its node died, or another transaction conflicted with it), the connection refuses all
 statements until ``rollback`` or ``commit`` was called. Otherwise the second half of a transaction could be committed
@@ -270,7 +270,7 @@ class Session:
                 return Rows(("query_only",), [(int(self.query_only),)])
             self.query_only = asked[0]
             if self._open is not None:
-                self._open.here = None  # ``run`` checks the setting
+                self._open.here = None  # so that ``run``, which checks the setting, runs all statements
             return NOTHING
         if self._only_reads and optimizes(sql):
             self._trace(sql)
@@ -286,14 +286,14 @@ class Session:
             # The PRAGMA runs in the transaction, so that a replay repeats it between the same statements.
             return self._inside([(sql, params)])[0]
         switch = switch_of(sql)
-        if switch is None or (self._open is None and switch == (LEGACY, True)):  # PRAGMA on its own: a node refuses it
+        if switch is None or (self._open is None and switch == (LEGACY, True)):  # the node runs or refuses it
             return None
         self._trace(sql)
         return self._switch(*switch)
 
     @property
     def _needs_no_pragma(self) -> bool:
-        """Whether a schema statement needs no PRAGMA: keys are enforced, or the transaction has executed one."""
+        """Whether a schema statement needs no PRAGMA first: foreign keys are enforced, or the PRAGMA was executed."""
         return self.foreign_keys or (self._open is not None and self._open.pragmas.foreign_keys is not None)
 
     @property
@@ -369,7 +369,7 @@ class Session:
         """Run statements of a script, the first of which is PRAGMA foreign_keys = OFF, as one transaction.
 
         Raises:
-            BedrockishError: see ``Client.transact``; none of them was committed.
+            BedrockishError: see ``Client.transact``; no statement was committed.
         """
         for sql in texts:
             self._check_writable(kind_of(sql), sql)
@@ -400,7 +400,7 @@ class Session:
 
     def _covers(self, sql: str) -> bool:
         """Return whether a statement that writes changes TEMP objects only."""
-        if not self.link.has_temporary:  # a session may lose its objects
+        if not self.link.has_temporary:  # the objects were dropped, or lost with their node
             self.temporary.clear()
         return self.temporary.covers(sql)
 

@@ -194,13 +194,13 @@ def adapt(value: Any, protocol: Any = PrepareProtocol, alternative: Any = _nothi
         return found
     by_value = getattr(value, "__conform__", None)
     if by_value is not None:
-        with suppress(TypeError):  # as in sqlite3, a ``__conform__`` that raises it counts as missing
+        with suppress(TypeError):  # as in sqlite3, a ``__conform__`` that raises TypeError counts as missing
             found = by_value(protocol)
             if found is not None:
                 return found
     if alternative is not _nothing:
         return alternative
-    raise ProgrammingError(f"can't adapt a value of type {type(value).__name__}; register_adapter() says how")
+    raise ProgrammingError(f"can't adapt a value of type {type(value).__name__}; register an adapter for it")
 
 
 def stored(value: Any) -> Value:
@@ -225,7 +225,7 @@ def stored(value: Any) -> Value:
 def unchanged(params: Any) -> tuple[Value, ...] | dict[str, Value] | None:
     """Return parameters whose values are stored unchanged, as a new map or as a tuple; None if ``adapt_all`` is needed.
 
-    None if a value has an adapter or must be converted, or if its size must be checked; or if a name must be converted.
+    ``adapt_all`` is needed for a value with an adapter, for one to convert or to measure, and for a name to convert.
     """
     kind = type(params)
     if kind is tuple or kind is list:

@@ -1,4 +1,4 @@
-"""Connections of a program to a node's file, which must belong to one generation of the page and keep SQLite's locks.
+"""Connections of a program to a node's file: opening, keeping and closing them without dropping SQLite's locks.
 
 SQLite uses POSIX locks, and a process loses all its POSIX locks on a file as soon as it closes any descriptor of that
 file. A SQLite library avoids this for its own descriptors, but does not know those of another library in the process.
@@ -232,7 +232,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
             )
     elif _is_used(text) or _is_used(_path_in(text)):
         raise UsageError(
-            f"{text} is open in this process by bedrockish, and a second SQLite library would drop its locks; use "
+            f"bedrockish has {text} open in this process, and a second SQLite library would drop its locks; use "
             "bedrockish.dbapi, or open it in another process"
         )
 
@@ -292,7 +292,7 @@ def _is_ours(database: str) -> bool:
 
 
 def _name(db: apsw.Connection) -> str | None:
-    """Return the file of a connection; empty: it has none; None: another thread is running a statement on it."""
+    """Return the path of a connection's file, empty without one; None while another thread runs a statement on it."""
     try:
         return db.filename
     except apsw.ThreadingViolationError:

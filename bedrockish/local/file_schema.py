@@ -38,7 +38,7 @@ class FileSchema:
 
 
 class _FileSchemas:
-    """The newest schema of each file and node process: after a crash, a version may stand for another schema."""
+    """The newest schema by file and node process: after a crash, the same version may stand for another schema."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

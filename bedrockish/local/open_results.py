@@ -1,9 +1,9 @@
 """Large results of a program's reads, whose rows are read while the program fetches them, as in SQLite.
 
-The first rows of a result come with its statement. If there are more, the connection with the running statement leaves
-the session's exchange of snapshots (``OpenResults.open``) until the result is over. A thread reads a result that the
-program does not fetch for a while into memory, because its snapshot keeps the node's write-ahead log from starting
-over.
+The first rows of a result come with its statement. If there are more, the connection stays with the running statement
+until the result is over, and a spare connection replaces it in the session (``OpenResults.open``). A thread reads a
+result that the program does not fetch for a while into memory, because its snapshot keeps the node's write-ahead log
+from starting over.
 """
 
 import threading
@@ -28,11 +28,11 @@ from bedrockish.local.page import Published
 from bedrockish.local.snapshots import FileSnapshots, ReadConnection, Row, next_rows
 
 OPEN_MAX = 8
-"""The most results of a session that are read while they are fetched; a further one is read at once."""
+"""The most results of a session that are read while they are fetched; a further result is read to its end at once."""
 IDLE_S, IDLE_BYTES = 1.0, 64 << 20
 """After how many seconds without a fetch rows are read into memory, and about how many bytes of a result."""
 LONG_S, LONG_BYTES = 60.0, 512 << 20
-"""As ``IDLE_S``; when these bytes are in memory, the program loses the further rows."""
+"""After this time, up to these bytes are read into memory; at this limit, the program loses the rows after them."""
 STEP_S, PAUSE_S = 0.01, 0.05
 """How long rows of one result are read into memory at a time, and the pause before the next time."""
 
@@ -41,7 +41,7 @@ class RunningRead:
     """A statement whose rows are not all fetched; its connection has no other statement.
 
     Args:
-        prepared: the number of ``OpenResults`` when the connection was prepared.
+        prepared: the value of ``OpenResults._prepared`` when the connection was prepared.
     """
 
     def __init__(self, sql: str, reader: ReadConnection, published: Published, prepared: int) -> None:
@@ -49,7 +49,7 @@ class RunningRead:
         self.lock = threading.RLock()  # held while SQLite computes rows
         self.parts: deque[tuple[list[Row], int]] = deque()  # the rows that were read into memory, with their bytes
         self._held = 0  # the bytes of all parts
-        self.error: Exception | None = None  # the error after these rows
+        self.error: Exception | None = None  # the error to raise after the rows of ``parts``
         self.fetched_at = monotonic()
         self.is_reading = False  # whether SQLite computes rows now
         self.is_over = False  # whether all rows were read, or an error has ended the statement
@@ -78,7 +78,7 @@ class RunningRead:
 
     def read_ahead(self) -> None:
         """Read rows into memory for ``STEP_S``, if the program has not fetched rows for a while."""
-        # Without the lock first, which a fetch may need now.
+        # First test without the lock, because a fetch may need it now.
         if self.is_dropped or not self._is_due() or not self.lock.acquire(blocking=False):
             return
         try:
@@ -118,7 +118,7 @@ class RunningRead:
             self.reader.db.interrupt()
 
     def close(self) -> None:
-        """Interrupt the statement, and close the connection; if the statement calls this, its thread has to."""
+        """Interrupt the statement, and close the connection unless the statement itself is calling this."""
         with connections.lock_interrupting(self.lock, self.interrupt):
             if self.is_reading:
                 self.interrupt()
@@ -145,7 +145,7 @@ class OpenResults:
         self._prepared = 0  # a number that changes with the functions of the program, and the attached files
 
     def open(self, reader: ReadConnection, sql: str, names: Iterable[object]) -> RunningRead | None:
-        """Return the running statement of a connection, whose place in the exchange another connection takes.
+        """Lend a connection to its running statement, and replace it among the session's two; return the statement.
 
         Return None, without effect, if the statement must be read to its end now: in a ``snapshot`` block, because its
         snapshot keeps the log from starting over, because it calls the program, which another thread than the
@@ -176,7 +176,7 @@ class OpenResults:
         return running
 
     def end_dropped(self) -> None:
-        """End the statements that no cursor needs, unless another thread reads now: it or the keeper ends them."""
+        """End the statements that no cursor needs; if another thread reads now, leave that to it or to the keeper."""
         lock = self._lock()
         if lock.acquire(blocking=False):
             try:
@@ -215,7 +215,7 @@ class OpenResults:
         return bool(snapshots.readers) and snapshots.has_opened(reader.facts) and not snapshots.is_closed
 
     def prepare_again(self) -> None:
-        """Use no lent connection again, because each lacks a new function or attached file."""
+        """Have the lent connections closed after use, because each lacks a new function or attached file."""
         self._prepared += 1
         spare, self._spare = self._spare, None
         if spare is not None:
@@ -230,7 +230,7 @@ class OpenResults:
         """Leave the statements to the parent of a fork."""
         connections.abandon((self.running, self._spare))
         for running in self.running:
-            running.lock, running.is_dropped = threading.RLock(), True  # the child's keeper does not read it
+            running.lock, running.is_dropped = threading.RLock(), True  # so that the child's keeper reads no rows
         self.running, self._spare = [], None
 
     def close(self) -> None:

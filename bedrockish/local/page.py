@@ -32,7 +32,7 @@ SIZE = 4096
 MAGIC = b"bdrknod1"
 SERVING, READING, REFUSING, STOPPED = 1, 2, 3, 4
 MODES = {SERVING: "serving", READING: "only reading", REFUSING: "not serving", STOPPED: "stopped"}
-BATCHES = 64  # the page has the number of WAL frames of this many last batches
+BATCHES = 64  # the page has a record of each of this many last batches
 # A node without a heartbeat for this time counts as gone; a client gives up a link after the same silence.
 SILENT_NS = 4_000_000_000
 TORN_TRIES, TORN_S = 200, 0.0001
@@ -314,7 +314,7 @@ class Published:
     def facts_for_any_thread(self) -> PublishedFacts:
         """Return the facts on the page now, as ``facts`` does, without the facts that ``facts`` keeps.
 
-        A thread that changed those in the middle of a read of another one could make an older snapshot count as new.
+        If it replaced those during another thread's read, that read could take an older snapshot for a new one.
         """
         return self._read()[1]
 
@@ -343,7 +343,7 @@ class Published:
         return self._bytes(0, _FACTS_END) == last_bytes
 
     def wants_release(self, generation: int) -> bool:
-        """Return whether to release snapshots of a generation: they delay the node, or are not of its file any more.
+        """Return whether to release a generation's snapshots: they delay the node, or its file is another one now.
 
         Any thread may call this, because it does not use what ``facts`` has stored. If the page is torn, the answer may
         be wrong.

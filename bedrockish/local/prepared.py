@@ -93,7 +93,7 @@ def check_prepared(
             table = known.tables.by_name.get(change.table)
             if table is None or change.columns != table.columns:
                 raise ConflictError(
-                    f"table {change.table} has another form since the transaction began; the transaction did not "
+                    f"table {change.table} was altered or dropped since the transaction began; the transaction did not "
                     "happen: run it again",
                     table="schema",
                 )

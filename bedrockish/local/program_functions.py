@@ -90,9 +90,9 @@ def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, de
 
 
 class _Instance:
-    """One call of an aggregate of a program.
+    """One evaluation of an aggregate of a program.
 
-    As in ``sqlite3``, the first row makes its object; without rows, it is NULL.
+    As in ``sqlite3``, the first row makes the aggregate's object; without rows, the result is NULL.
     """
 
     def __init__(self, cls: Any) -> None:

@@ -340,7 +340,7 @@ class LocalReads:
         with self.lock:
             if FORKING:
                 stand_still()
-            before = self._until, self._is_running, self.ending  # of the statement whose function calls this
+            before = self._until, self._is_running, self.ending  # a function that an outer statement calls may read here
             try:
                 reader = snapshots.newest(token, level, min(DURABLE_S, budget_s))
                 if reader is None:
@@ -381,7 +381,7 @@ class LocalReads:
         if moment is not self._told[0] or token is not self._told[1]:
             self._told = moment, token, seen_by(moment, token)
         is_plain = not (snapshots.pins or self.user or snapshots.is_log_ending or self.registrations)
-        if self._told[2] is token and is_plain and reader is snapshots.readers[0]:  # it is not lent
+        if self._told[2] is token and is_plain and reader is snapshots.readers[0]:  # not lent to a result
             published = snapshots.published
             assert published is not None
             if published.still_has(published.last_bytes):
@@ -497,7 +497,7 @@ class LocalReads:
 
     @staticmethod
     def new_pin() -> SnapshotBlock:
-        """Return a pin for ``pin`` and ``unpin``, to which the frame of the block must refer."""
+        """Return a pin for ``pin`` and ``unpin``; it holds the snapshot only while the block's frame refers to it."""
         return SnapshotBlock()
 
     def pin(self, pin: SnapshotBlock, level: str, token: Callable[[], Token], timeout_s: float) -> None:
@@ -600,7 +600,7 @@ class LocalReads:
 
 
 def _own(error: Exception, sql: str) -> BedrockishError:
-    """Return the error to raise for a statement that the node does not run instead."""
+    """Return the error to raise for a statement that failed here, and that is not left to the node."""
     if isinstance(error, BedrockishError):
         return error
     if isinstance(error, apsw.Error):

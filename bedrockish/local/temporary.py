@@ -80,8 +80,8 @@ class WithTemporary(LocalTransaction):
             same = same and told == logged.result and failure == logged.failure
         if not same:
             raise ConflictError(
-                "the transaction has created its first TEMP object, and another one has changed rows that it had read; "
-                "it did not happen: run it again, or create the TEMP object first"
+                "the transaction has created its first TEMP object, and another transaction has changed rows that it "
+                "had read before; it did not happen: run it again, or create the TEMP object first"
             )
 
     def end_commit(self, error: BaseException | None) -> None:

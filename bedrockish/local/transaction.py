@@ -262,7 +262,7 @@ class LocalTransaction:
             found, alone = self._running.run_alike(statements, first)
             if not found:
                 self._pool.ids.take_back_given()
-                alone = first + 1 if given.is_short else alone  # the first runs alone, and leases ids for all
+                alone = first + 1 if given.is_short else alone  # the first statement runs alone, and leases ids for all
         for statement, result in zip(statements[first:], found, strict=False):
             self._log_statement(ExecutedStatement(statement, result))
         return found, alone
@@ -350,7 +350,7 @@ class LocalTransaction:
             return self._running.finish()
 
     def needs_no_certificate(self) -> bool:
-        """Return whether COMMIT needs no question to the node: it has run known reads only, on one durable snapshot."""
+        """Return whether COMMIT can end without the node: only known reads have run, on one durable snapshot."""
         if self.request.read == STRICT or self._statement.is_running:
             return False
         with self.lock:
@@ -488,6 +488,6 @@ class _Statement:
 
 @remembered
 def _is_ordinary(sql: str) -> bool:
-    """Return whether a text is neither transaction control nor a schema change or EXPLAIN, which only the node runs."""
+    """Return False for transaction control, and for schema changes and EXPLAIN, which only the node runs."""
     is_explain = first_word(without_settings(sql)) == "EXPLAIN"
     return not (is_explain or is_of_schema(sql) or parse_control(sql) is not None)

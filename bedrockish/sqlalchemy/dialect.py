@@ -62,7 +62,7 @@ class BedrockishContext(SQLiteExecutionContext):
         if getattr(inserted, "implicit_sentinel", False):
             ids = [row[-1] for row in rows]
             if ids != sorted(ids):
-                why = "the table's last possible id is in use, and others are given in no order"
+                why = "the table's last possible id is in use, so rows get unused ids in no order"
                 raise self.dialect.loaded_dbapi.NotSupportedError(f"{why}; insert one object at a time, or give ids")
         return rows
 

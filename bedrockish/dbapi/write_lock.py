@@ -149,4 +149,4 @@ class WriteLock:
         return file
 
     def _unusable(self, error: OSError) -> ConfigError:
-        return ConfigError(f"the write lock {self._path} cannot be used: {error.strerror}; let the program write that file")
+        return ConfigError(f"the lock file {self._path} cannot be used: {error.strerror}; let the program write it")

@@ -340,7 +340,7 @@ class LocalReads:
         with self.lock:
             if FORKING:
                 stand_still()
-            before = self._until, self._is_running, self.ending  # a function that an outer statement calls may read here
+            before = self._until, self._is_running, self.ending  # a function of an outer statement may call this
             try:
                 reader = snapshots.newest(token, level, min(DURABLE_S, budget_s))
                 if reader is None:

@@ -230,9 +230,14 @@ def test_next_session_uses_the_schema_of_a_change_in_between(node: LocalNode, fi
                 assert found == [tuple(range(number + 1))] * 2
 
 
-def test_unused_connections_are_closed_after_a_second(node: LocalNode, filled: str, opened: list[object]) -> None:
-    session(node, filled)
-    assert connections.KEPT._kept
+def test_unused_connections_are_closed_after_a_second(
+    node: LocalNode, filled: str, opened: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert connections.KEEP_S == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(connections, "KEEP_S", 1e9)
+        session(node, filled)
+        assert connections.KEPT._kept
     place = os.stat(node.database)
     wait(lambda: not connections.KEPT._kept)
     assert (place.st_dev, place.st_ino) not in connections._open.values()

@@ -382,13 +382,13 @@ def test_transaction_that_is_open_for_too_long_is_rolled_back(
     monkeypatch.setattr(transactions, "OPEN_S", 0.3)
     opened = db.begin()
     opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
-    place = here(db)._open[opened.command]._file_workspace
+    one = here(db)._open[opened.command]
     until = time.monotonic() + 60
-    while place.reader.in_transaction and time.monotonic() < until:
+    while one._ended is None and time.monotonic() < until:
         time.sleep(0.05)
-    assert not place.reader.in_transaction
     with pytest.raises(DeadlineError, match=r"was open for .* commit each part"):
         opened.execute("SELECT 1")
+    assert not one._file_workspace.reader.in_transaction
     opened.rollback()
 
 

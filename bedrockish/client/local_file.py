@@ -111,7 +111,7 @@ def open_local(target: Target) -> LocalFile | None:
     if left is not None:
         if file.reads.take_over(left.parts):
             file.pool = left.pool
-            if len(target.addresses) == 1 and not target.user:
+            if len(target.addresses) == 1 and not (target.user or target.cluster):
                 file.cluster_id = file.reads.cluster_id
             return file
         left.close()

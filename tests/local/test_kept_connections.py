@@ -142,6 +142,16 @@ def test_first_call_of_a_session_that_takes_over_connections_waits_no_longer_tha
     assert waits == [0.5] * 2
 
 
+def test_session_bound_to_a_cluster_by_its_url_reaches_the_node(node: LocalNode, filled: str) -> None:
+    session(node, filled)
+    with closing(dbapi.connect(f"bedrockish:///?local={node.database}")) as db:
+        assert calls_made(db._link) == 0
+    with pytest.raises(dbapi.Error, match="of cluster 'another'"):
+        dbapi.connect(f"bedrockish:///?local={node.database}&cluster=another")
+    with closing(dbapi.connect(f"bedrockish:///?local={node.database}&cluster=bedrockish")) as db:
+        assert calls_made(db._link) > 0
+
+
 async def denied(_session: Session) -> None:
     raise AuthenticationError("denied")
 

@@ -193,6 +193,8 @@ class Transaction:
         local, options = self._local, self._options
         if local is None or options.temporary.asked or options.values.settings:
             return None
+        if not local.transactions.pool.knows_read(sql, only_brief=only_brief):
+            return None
         self._is_begun = local.begin_at_once(
             self.command, options.read, options.isolation, options.timeout_s, may_wait=not only_brief
         )

@@ -216,8 +216,8 @@ class Session:
         opened = self._open
         if not is_plain(sql) or (self.lock is not None and not self.lock.is_held):
             return None
-        if opened is None:
-            return self._begin_again(sql, values, only_brief=only_brief)
+        if opened is None:  # another thread may have ended the transaction since the caller saw it
+            return None if self.reads_alone else self._begin_again(sql, values, only_brief=only_brief)
         here = opened.here
         if here is None:
             return None
@@ -233,19 +233,17 @@ class Session:
 
     def _begin_again(self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool) -> Result | None:
         """Begin a transaction with a known read; begin none, and return None, if ``run`` must do that."""
-        assert not self.reads_alone
         if self.replay or self._only_reads or not self._needs_no_pragma:
             return None
-        if kind_of(sql) != READ:
-            return None
-        opened, result = self._begin(is_implicit=True), None
+        opened, result, is_lost = self._begin(is_implicit=True), None, False
         try:
             result = opened.link.run_first(sql, values, only_brief=only_brief)
         except BedrockishError as error:
-            if error.details.get("interrupted"):
+            is_lost = not opened.link.is_open and not _is_repeatable(error)
+            if is_lost:  # the program must roll it back, as after ``run``
                 raise
         finally:
-            if result is None and opened.link.is_open:
+            if result is None and not is_lost:
                 self.rollback(by_text=True)
         opened.here = opened.link.here
         return result
@@ -256,7 +254,7 @@ class Session:
         if opened is None:
             return True
         here = opened.here
-        if here is None or opened.has_written or (commits and not here.needs_no_certificate()):
+        if here is None or here.has_ended or opened.has_written or (commits and not here.needs_no_certificate()):
             return False
         (self.commit if commits else self.rollback)()
         return True
@@ -526,7 +524,7 @@ class Session:
                 is_last = tries == FIRST_TRIES - 1
                 if not fresh and not is_last and self._replay_after(error):
                     continue
-                if not fresh or not error.retry or isinstance(error, DeadlineError) or is_last:
+                if not fresh or not _is_repeatable(error) or is_last:
                     raise
                 self.rollback()  # the program has seen no result of the transaction, so it can be repeated
         raise AssertionError("the last try returns or raises")
@@ -687,6 +685,11 @@ class Session:
         if control.kind == ROLLBACK_TO:
             self.temporary.roll_back()
         del opened.marks[place + (control.kind == ROLLBACK_TO) :]
+
+
+def _is_repeatable(error: BedrockishError) -> bool:
+    """Return whether a transaction may be repeated whose first statement has failed with this error."""
+    return error.retry and not isinstance(error, DeadlineError)
 
 
 def _is_same(found: list[Rows], told: list[Rows]) -> bool:

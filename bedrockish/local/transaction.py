@@ -304,6 +304,11 @@ class LocalTransaction:
             self.log = None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the transaction is not open in this process any more; it may have moved to the node."""
+        return self._ended is not None
+
+    @property
     def has_failed(self) -> bool:
         """Whether the transaction can only be rolled back, for example because SQLite has ended it."""
         return self._work.has_failed

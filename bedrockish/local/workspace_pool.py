@@ -165,6 +165,13 @@ class WorkspacePool:
         registrations = self.reads.registrations
         return bool(registrations) and any(one.key[0] != "function" for one in list(registrations.values()))
 
+    def knows_read(self, sql: str, *, only_brief: bool) -> bool:
+        """Return whether a text is a known read in the workspace that the next transaction takes.
+
+        With ``only_brief``, return whether it also takes some microseconds with any rows.
+        """
+        return not self.has_own and any(one.workspace.knows_read(sql, only_brief=only_brief) for one in self._idle[-1:])
+
     def prepare(self, db: apsw.Connection) -> None:
         """Register the program's functions on a connection, and attach the session's files to it."""
         leave_to_plugins(db)

@@ -10,9 +10,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from bedrockish import dbapi
+from bedrockish.api.requests import Request
 from bedrockish.client.blocking import Connection
 from bedrockish.common.pauses import monotonic
+from bedrockish.errors import BedrockishError, DeadlineError, UnavailableError
 from bedrockish.local import transaction
+from bedrockish.local.transaction import LocalTransaction
+from bedrockish.local.transactions import LocalTransactions
 from bedrockish.sqlalchemy import asynchronous
 from tests.local.conftest import BOUND_S
 from tools.cluster import LocalCluster, LocalNode
@@ -146,6 +150,92 @@ def test_first_read_that_fails_leaves_no_transaction_open(
     assert not mine.in_transaction
     monkeypatch.undo()
     assert mine.execute(RANGE.format(table), (10,)).fetchall() == [(1,), (2,)]
+
+
+def test_first_read_whose_transaction_is_lost_is_repeated(
+    mine: dbapi.Connection, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = LocalTransaction._run_known
+    for kind in (UnavailableError, DeadlineError):
+        errors: list[BedrockishError] = [kind("the transaction is over")]
+
+        def fail_once(self: LocalTransaction, *given: Any, _errors: Any = errors, **options: Any) -> Any:
+            if _errors:
+                raise _errors.pop()
+            return original(self, *given, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalTransaction, "_run_known", fail_once)
+            cursor = mine.cursor()
+            if kind is UnavailableError:
+                assert cursor.execute(READ.format(table), (2,)).fetchall() == [(20,)]
+            else:  # a repetition would take as long again
+                with pytest.raises(dbapi.OperationalError, match="is over"):
+                    cursor.execute(READ.format(table), (2,))
+            assert not errors
+            assert mine.in_transaction
+            mine.rollback()
+
+
+def test_first_statement_without_a_recipe_begins_one_transaction(
+    mine: dbapi.Connection, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    original = LocalTransactions._begin
+
+    def noted(self: LocalTransactions, request: Request, *, may_wait: bool) -> LocalTransaction | None:
+        begun.append(request.command)
+        return original(self, request, may_wait=may_wait)
+
+    monkeypatch.setattr(LocalTransactions, "_begin", noted)
+
+    def begins(sql: str) -> int:
+        """Return how many transactions a known first statement begins."""
+        for _ in range(3):
+            begun.clear()
+            mine.execute(sql, (2,)).fetchall()
+            mine.rollback()
+        return len(begun)
+
+    assert begins(f"SELECT b FROM {table} WHERE id = ? AND length(b) > 0") == 1
+    assert begins(READ.format(table)) == 1
+    mine.create_function("twice", 1, lambda value: 2 * value)
+    assert begins(READ.format(table)) == 1
+
+
+def test_transaction_that_has_moved_to_the_node_ends_by_a_call(mine: dbapi.Connection, table: str) -> None:
+    mine.execute(READ.format(table), (2,))
+    mine.execute("SELECT transaction_clock()").fetchall()
+    for commits in (True, False):
+        assert not mine.end_at_once(commits=commits)
+    assert mine.in_transaction
+    mine.rollback()
+
+
+def test_known_read_beside_the_end_of_the_transaction_in_another_thread_runs_alone(
+    node: LocalNode, mine: dbapi.Connection, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ending:
+        """A lock that another thread has held to end the transaction."""
+
+        def acquire(self, *_: object, **__: object) -> bool:
+            db._lock = lock
+            db.commit()
+            return lock.acquire()
+
+        def release(self) -> None:
+            lock.release()
+
+    with closing(dbapi.connect(node.database)) as db:
+        lock = db._lock
+        for _ in range(3):
+            db.execute("BEGIN")
+            db.execute(READ.format(table), (2,))
+            db.rollback()
+        db.execute("BEGIN")
+        monkeypatch.setattr(db, "_lock", Ending())
+        assert db.execute(READ.format(table), (2,)).fetchall() == [(20,)]
+        assert not db.in_transaction
 
 
 # -- SQLAlchemy's asyncio ------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from bedrockish.engine.sqlite.limits import Limits, set_options
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.clock_functions import Holder, Scope
-from bedrockish.engine.statements.compiled import Compiled
+from bedrockish.engine.statements.compiled import READ, Compiled
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import FileState, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
@@ -242,6 +242,12 @@ class Workspace:
             return None
         writer.executor.reader = self._reader
         return writer
+
+    def knows_read(self, sql: str, *, only_brief: bool) -> bool:
+        """Return whether a text that reads has a recipe, which is brief if ``only_brief``; any thread may call it."""
+        writer = self._writer
+        recipe = None if writer is None else writer.executor.texts.made_again(sql)
+        return recipe is not None and recipe.piece.kind == READ and (recipe.is_brief or not only_brief)
 
     def leave_work(self) -> None:
         """Roll back the overlay at the end of the transaction."""

@@ -247,7 +247,12 @@ class Cursor:
         if connection is None:
             return False
         declared = self._known_types(sql) if connection.detect_types else []
-        found = None if declared is None else connection._run_again(sql, params, only_brief=only_brief)
+        try:
+            found = None if declared is None else connection._run_again(sql, params, only_brief=only_brief)
+        except Error:  # a failed statement leaves no result, nor that of the statement before it
+            self._forget()
+            self._rowcount = -1
+            raise
         if found is None:
             return False
         self._columns, self._rows, self._rowcount, lastrowid, self._source = found

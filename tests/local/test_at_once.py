@@ -238,6 +238,18 @@ def test_known_read_beside_the_end_of_the_transaction_in_another_thread_runs_alo
         assert not db.in_transaction
 
 
+def test_known_read_that_fails_leaves_no_result(
+    mine: dbapi.Connection, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = mine.cursor()
+    cursor.execute(READ.format(table), (2,))
+    monkeypatch.setattr(transaction, "RESULT_BYTES", 10)
+    with pytest.raises(dbapi.DataError):
+        cursor.execute(RANGE.format(table), (10,))
+    assert (cursor.description, cursor.rowcount, cursor.fetchall()) == (None, -1, [])
+    mine.rollback()
+
+
 # -- SQLAlchemy's asyncio ------------------------------------------------------------------------------------------
 
 

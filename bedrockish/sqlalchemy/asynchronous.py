@@ -26,6 +26,7 @@ from bedrockish.common.pauses import monotonic
 from bedrockish.sqlalchemy.dialect import BedrockishContext, BedrockishDialect
 
 TASK_S = 0.001  # how long tasks may run short statements in the loop before other tasks run
+LATE_S = 0.01  # how much longer without statements: a cancellation in ``rollback`` costs the pool the connection
 THREADS_MAX = 10_000  # threads are made only when all others are in a call, so the pools limit their number
 _await: Callable[[Any], Any] = getattr(concurrency, "await_", None) or concurrency.await_only
 _gives_way_at = 0.0  # when the next statement first lets other tasks run, in seconds of ``monotonic``
@@ -55,14 +56,17 @@ def _in_thread(call: Callable[..., Any], *args: Any) -> Any:
     return _await(_threads.run(call, *args))
 
 
-def _give_way() -> None:
-    """Let other tasks run, and notice a cancellation, if the last time was ``TASK_S`` ago: known reads do not wait."""
+def _give_way(late_s: float = 0.0) -> bool:
+    """Let other tasks run, and notice a cancellation, if the last time was ``TASK_S`` ago; return whether it was.
+
+    Known reads, and the ends of their transactions, do not wait. ``late_s`` is added to ``TASK_S``.
+    """
     global _gives_way_at
-    if monotonic() > _gives_way_at:
-        _await(asyncio.sleep(0))
-        _gives_way_at = monotonic() + TASK_S
-    else:
-        _await(_ready())  # SQLAlchemy refuses an ``execute`` that awaits nothing
+    if monotonic() <= _gives_way_at + late_s:
+        return False
+    _await(asyncio.sleep(0))
+    _gives_way_at = monotonic() + TASK_S
+    return True
 
 
 async def _ready() -> None:
@@ -92,7 +96,9 @@ class AsyncCursor:
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
         """Run one statement."""
-        _give_way()
+        self._rows.clear()
+        if not _give_way():
+            _await(_ready())  # SQLAlchemy refuses an ``execute`` that awaits nothing
         parameters = parameters if parameters is not None else ()
         if self.server_side or not self._cursor.execute_at_once(sql, parameters):
             _in_thread(self._execute, sql, parameters)
@@ -129,7 +135,6 @@ class AsyncCursor:
         """Do nothing: a result holds nothing at a node."""
 
     def _execute(self, sql: str, parameters: Any) -> None:
-        self._rows.clear()
         self._cursor.execute(sql, parameters)
         self._rows.extend(self._cursor.fetchall())
 
@@ -187,11 +192,13 @@ class AsyncConnection:
 
     def commit(self) -> None:
         """Commit the open transaction."""
+        _give_way(LATE_S)
         if not self.driver_connection.end_at_once(commits=True):
             _in_thread(self.driver_connection.commit)
 
     def rollback(self) -> None:
         """Roll the open transaction back."""
+        _give_way(LATE_S)
         if not self.driver_connection.end_at_once(commits=False):
             _in_thread(self.driver_connection.rollback)
 

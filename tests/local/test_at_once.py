@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from bedrockish import dbapi
 from bedrockish.api.requests import Request
@@ -326,3 +327,45 @@ def test_tasks_run_and_are_cancelled_between_known_reads(node: LocalNode, db: Co
         assert await read(engine, table) == 20
 
     on_asyncio(node, table, work)
+
+
+def test_tasks_run_between_uses_of_connections_without_statements(node: LocalNode, db: Connection, table: str) -> None:
+    async def work(engine: AsyncEngine) -> None:
+        async def take_and_return() -> None:
+            until = monotonic() + BOUND_S
+            while monotonic() < until:
+                connection = await engine.connect()
+                await connection.close()
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(take_and_return(), 0.1)
+
+    on_asyncio(node, table, work)
+
+
+def test_statement_that_fails_in_the_loop_leaves_no_rows() -> None:
+    class Failing:
+        """A cursor that knows its first statement, and fails in the second one."""
+
+        runs = 0
+
+        def execute_at_once(self, sql: str, parameters: Any) -> bool:
+            self.runs += 1
+            if self.runs > 1:
+                raise dbapi.DataError("the result is too large")
+            return True
+
+        def fetchall(self) -> list[Any]:
+            return [(1,)]
+
+    async def work() -> None:
+        def run() -> None:
+            cursor = asynchronous.AsyncCursor(Failing())
+            cursor.execute("SELECT 1")
+            with pytest.raises(dbapi.DataError):
+                cursor.execute("SELECT 2")
+            assert cursor.fetchall() == []
+
+        await greenlet_spawn(run)
+
+    asyncio.run(work())

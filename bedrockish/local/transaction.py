@@ -213,11 +213,14 @@ class LocalTransaction:
         Raises:
             BedrockishError: see ``run``.
         """
-        if self._statement.is_running:
+        if not self.lock.acquire(blocking=False):
             return None
-        params = statement.params
-        values = params if type(params) is dict else tuple(params or ())
-        return self.run_again(statement.sql, values, only_brief=True)
+        try:
+            params = statement.params
+            values = params if type(params) is dict else tuple(params or ())
+            return self.run_again(statement.sql, values, only_brief=True)
+        finally:
+            self.lock.release()
 
     def _run_known(self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool) -> Result | None:
         try:
@@ -343,9 +346,14 @@ class LocalTransaction:
         Return None also while a thread runs a statement of it for another task.
         """
         work = self._work
-        if self.keeps_rows or self._statement.is_running or work.keys_were_broken or work.kept > SMALL_BYTES:
+        if self.keeps_rows or work.keys_were_broken or work.kept > SMALL_BYTES:
             return None
-        return self.finish()
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            return self.finish()
+        finally:
+            self.lock.release()
 
     def _finish(self) -> Prepared:
         with self.lock, self._statement:

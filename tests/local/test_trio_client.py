@@ -143,12 +143,8 @@ async def test_end_of_a_block_waits_for_another_thread_of_its_session_in_a_threa
     def hold() -> None:
         one = next(iter(transactions._open.values()), None)
         with one.lock if one is not None and what == "statement" else transactions.pool.reads.lock:
-            if one is not None and what == "statement":
-                one._statement.is_running = True
             trio.from_thread.run_sync(taken.set)
             has_run.append(free.wait(2))
-            if one is not None and what == "statement":
-                one._statement.is_running = False
 
     async def release() -> None:
         await trio.sleep(0.05)

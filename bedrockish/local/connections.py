@@ -274,7 +274,7 @@ def _check_alone(database: str, place: tuple[int, int]) -> None:
             continue
         if (found.st_dev, found.st_ino) == place and not _is_ours(database):
             raise UsageError(
-                f"{database} is open in this process by another library, such as sqlite3, and two of them would drop "
+                f"another library of this process, such as sqlite3, has {database} open, and the two would drop "
                 "each other's locks; close it there, or use one in another process"
             )
 

@@ -78,7 +78,7 @@ class PublishedFacts(NamedTuple):
         """Why programs may not read the file now; empty if they may."""
         if self.mode == STOPPED and self.is_running:
             return (
-                f"its node, process {self.process}, runs and does not serve it now: it begins again or waits, and "
+                f"its node, process {self.process}, runs and does not serve it now: it restarts or waits, and "
                 "'bedrockish status' with its URL shows why"
             )
         if self.mode > READING:

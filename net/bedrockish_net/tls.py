@@ -68,7 +68,7 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
 
 
 def why_refused(dial: ssl.SSLContext, listen: ssl.SSLContext, node: str, revoked: AbstractSet[int]) -> str:
-    """Return why a node with the same authority would refuse our certificate, in words; empty if it would not.
+    """Return why a node with the same authority would refuse our certificate, in words; empty if it would accept it.
 
     The check is a TLS handshake in memory with the contexts of real links at both ends.
     """

@@ -298,7 +298,7 @@ def test_malformed_question_for_a_digest_is_refused() -> None:
 def test_answer_that_is_not_a_digest_is_refused(wrong: dict[str, Any]) -> None:
     packed = pack_digest(RangeDigest({"A": 1}, 1, b"digest", 1, (1,), {b"key": b"one"}, {b"other"}))
     assert pack_digest(unpack_digest(packed)) == packed
-    with pytest.raises(ValueError, match=r"answer is not digests|should be a list"):
+    with pytest.raises(ValueError, match=r"answer has no digest|should be a list"):
         unpack_digest(packed | wrong)
 
 

@@ -140,7 +140,7 @@ def test_verify_ends_with_status_1_on_findings(world: World) -> None:
     world.nodes["B"].db.execute("UPDATE bedrockish_journal SET hash = zeroblob(32) WHERE leader = 'C'")
     result = run("verify", *world.paths[:3])
     assert result.exit_code == 1
-    assert "B: hash: C1 is stored with the hash 000000000000… and is" in result.output
+    assert "B: hash: C1 is stored with the hash 000000000000…, but its bytes have" in result.output
     assert result.output.endswith("2 findings\n")
     result = run("verify", "--json", *world.paths[:3])
     assert result.exit_code == 1

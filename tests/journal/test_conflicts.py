@@ -162,4 +162,4 @@ def test_conflict_of_two_files_names_the_row(tmp_path: Path) -> None:
     assert all(verify([path]).findings == [] for path in paths)
     (told,) = verify(paths).findings
     assert (told.check, told.node, told.leader, told.tick) == ("conflict", "A, B, C", *first.place)
-    assert told.text.endswith("neither after the other, and both touch 7 of t:accounts")
+    assert told.text.endswith("neither had seen the other, and both touch 7 of t:accounts")

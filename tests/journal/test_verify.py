@@ -400,5 +400,5 @@ def test_entry_after_a_retirement_needs_the_whole_timeline(tmp_path: Path) -> No
         # C3 made the first membership, and A1 lacks C3
         "A1 counts by membership 1, but membership 0 was in force at its base",
         "A1 retires the timeline C at C2, and it goes on to C3",
-        "A1 and C3 are both committed, neither after the other, and one of them changes the membership",
+        "A1 and C3 are both committed, and neither had seen the other, and one of them changes the membership",
     ]

@@ -156,7 +156,7 @@ def test_audit_finds_a_flipped_byte(tmp_path: Path) -> None:
     )
     found = audit(paths, "hash", "link")
     assert [(f.node, f.leader, f.tick) for f in found] == [("C", "B", 4)]
-    assert found[0].text.startswith("B4 is not what was hashed")
+    assert found[0].text.startswith("B4 does not match its hash")
 
 
 def test_audit_finds_a_raised_after_vector(tmp_path: Path) -> None:
@@ -195,12 +195,12 @@ def test_audit_finds_a_clock_below_its_base(tmp_path: Path) -> None:
         world.settle()
     world.change(("B", 1), lambda draft: replace(draft, txid=Txid(START_MS << 22, "B")))
     (found,) = audit(world.write(tmp_path), "causality", "clock", "closure")
-    assert found.text == "B1 has a clock not above all up to A1"
+    assert found.text == "B1 has a clock that is not later than all clocks up to A1"
 
 
 FORGERIES: list[tuple[Callable[[Draft], Draft], str]] = [
     (lambda draft: replace(draft, quorum={"B": draft.tick}), "shows approvals of 1 of 3 voters and needs 2"),
-    (lambda draft: replace(draft, quorum={**draft.quorum, "Z": 3}), "counts Z, no voter of its membership"),
+    (lambda draft: replace(draft, quorum={**draft.quorum, "Z": 3}), "counts Z, which is not a voter of its membership"),
     (lambda draft: replace(draft, quorum={**draft.quorum, "B": 2}), "lacks the approval of its own leader at tick 8"),
     (lambda draft: replace(draft, config=9), "counts by membership version 9, which no given journal holds"),
 ]
@@ -263,7 +263,7 @@ def test_audit_finds_concurrent_writes_of_one_key(tmp_path: Path) -> None:
     world.settle()
     (found,) = audit(world.write(tmp_path), "causality", "closure", "conflict")
     assert (found.leader, found.tick, found.table, found.key) == (*second.place, "t:accounts", key("fresh").hex())
-    assert found.text.startswith(f"B{second.tick} and A{first.tick} are both committed, neither after the other")
+    assert found.text.startswith(f"B{second.tick} and A{first.tick} are both committed, and neither had seen the other")
 
 
 def test_audit_finds_a_write_concurrent_with_a_read(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ FLIP = f"""UPDATE bedrockish_journal SET body = CAST(substr(body, 1, length(body
   WHERE leader = 'A' AND tick = {TICK}"""
 TAMPERINGS: list[tuple[str, str, Callable[[Path], None]]] = [
     ("density", "is missing", lambda path: spoil(path, REMOVE)),
-    ("hash", "is not what was hashed", lambda path: spoil(path, FLIP)),
+    ("hash", "does not match its hash", lambda path: spoil(path, FLIP)),
     ("causality", "was applied before", lambda path: forge(path, raised)),
     ("quorum", "shows approvals of 1 of", lambda path: forge(path, lambda one: replace(one, quorum={"A": one.tick}))),
     ("columns", "in its column and", lambda path: spoil(path, SWAP)),

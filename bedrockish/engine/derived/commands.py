@@ -33,7 +33,7 @@ class TableCommand(NamedTuple):
 
     table: str  # the name of the virtual table
     is_literal: bool  # whether the command's values are in the text, or can be written into the text
-    # Whether it maintains an index: if the index matches its rows, no result changes. Other commands configure it.
+    # Whether it maintains the index, and so changes no result if the index matches its rows; else it configures it.
     is_upkeep: bool = False
 
 
@@ -66,7 +66,7 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> TableCommand | N
         return TableCommand(table, is_literal=False) if has_value else None
     if found <= _UPKEEP:
         return TableCommand(table, is_literal=True, is_upkeep=True)
-    # Only the value of a parameter tells which command it is. A command without the column ``rank`` configures nothing.
+    # A parameter may name any command, so it counts as one that configures, if the INSERT has the column ``rank``.
     return TableCommand(table, is_literal=True) if has_value and not found.isdisjoint({*_CONFIGURES, PARAM}) else None
 
 

@@ -94,12 +94,12 @@ class IndexKeeper:
         self._rebuild_corrupt()
 
     def before_run(self, table: CapturedTable, op: str, written: Collection[int], source: str) -> None:
-        """Remove from the indexes the rows that a run of changes will write; column k of ``source`` has the rowids."""
+        """Remove from the indexes the rows that a ``ChangeRun`` will write; column k of ``source`` has the rowids."""
         if op != INSERT:
             self._run(table, op, written, source, is_gone=True)
 
     def after_run(self, table: CapturedTable, op: str, written: Collection[int], source: str) -> None:
-        """Add to the indexes the rows that a run of changes has written."""
+        """Add to the indexes the rows that a ``ChangeRun`` has written."""
         if op != DELETE:
             self._run(table, op, written, source, is_gone=False)
         self._rebuild_corrupt()

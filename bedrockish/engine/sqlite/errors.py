@@ -115,10 +115,10 @@ def lacks_room(error: apsw.Error, number: int) -> bool:
 
 
 def is_of_a_file(error: BaseException | None, number: int) -> bool:
-    """Return whether a file could not be written because room was lacking; ``number``: see ``translate``.
+    """Return whether a write to a file failed for lack of room; ``number``: see ``translate``.
 
-    SQLite raises ``FullError`` also when a database has reached its greatest number of pages, and then writes nothing.
-    The traceback tells the two apart: for a write through our VFS, apsw adds a frame to it.
+    SQLite also raises ``FullError``, without a write, when a database has reached its greatest number of pages. The
+    traceback tells the two apart: for a write through our VFS, apsw adds a frame to it.
     """
     trace, names = None if error is None else error.__traceback__, set()
     while trace is not None:
@@ -130,7 +130,7 @@ def is_of_a_file(error: BaseException | None, number: int) -> bool:
 
 
 def shortage(error: BaseException | None, number: int = 0) -> UnavailableError | None:
-    """Return the error for a statement of the engine itself that the machine gives no room or file; None for others.
+    """Return the error for a statement of the engine that lacked room or an open file; None for any other failure.
 
     ``number``: see ``translate``.
     """

@@ -217,7 +217,7 @@ class Authorizer:
         if name in _CATALOGUE and name != "sqlite_sequence":
             return None
         if database not in (None, "main", "temp"):
-            return f"{database} was attached to be read; write to it in a program of its own"
+            return f"{database} was attached for reading only; write to its file with another program"
         self.writes.add(table)
         self.named.add(named)
         is_by_sqlite = self.analyzes or not self.actions.isdisjoint(DEFINITIONS)
@@ -232,7 +232,7 @@ class Authorizer:
         self.takes_long = self.takes_long or name in _TAKES_LONG
         self.calls_like = self.calls_like or name == "like"
         if name == FUNCTION and not self._is_of_node:
-            return f"{FUNCTION} belongs to the database itself; leave the id out and it is given"
+            return f"{FUNCTION} belongs to the database itself; leave the id out, and the node assigns it"
         return _OF_CONNECTION.format(name) if name == "vec1_config" else None
 
     def _record_module(self, table: str, module: str | None, database: str | None, _inside: str | None) -> str | None:

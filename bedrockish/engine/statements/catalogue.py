@@ -21,8 +21,8 @@ _VERBS = ("SELECT", "WITH", "VALUES", "INSERT", "REPLACE", "UPDATE", "DELETE")  
 def with_users_tables(sql: str) -> str:
     """Return a statement that lists tables, changed so that it lists only users' tables.
 
-    The statement is returned unchanged if it names a system table, or asks for all columns and for rowids. Only a
-    single statement that reads or changes rows is changed.
+    The statement is returned unchanged if it names a system table, or asks for all columns and for rowids. Only PRAGMA
+    table_list and a single statement that reads or changes rows are changed.
     """
     lower = sql.lower()
     if _WORD in lower or not any(
@@ -51,7 +51,7 @@ def with_users_tables(sql: str) -> str:
 
 
 def _filtered(sql: str, found: list[SqlToken], rowid: str) -> str:
-    """Return a statement that reads filtered catalogues: common tables of their names, which it names unqualified."""
+    """Return the statement with a common table, which lists only users' tables, for each catalogue that it names."""
     cuts: list[Cut] = []
     schemas: dict[str, str] = {}
     for place, token in enumerate(found):
@@ -69,7 +69,7 @@ def _filtered(sql: str, found: list[SqlToken], rowid: str) -> str:
                 schema = qualifier
                 cuts.append((found[place - 2].start, token.start, ""))
         if is_called:
-            cuts.append((found[place + 1].start, found[place + 2].end, ""))  # a common table is not called
+            cuts.append((found[place + 1].start, found[place + 2].end, ""))  # a common table takes no parentheses
         if schemas.setdefault(name, schema) != schema:
             return sql  # the text names the same table in two schemas, and one common table cannot replace both
     if not schemas:

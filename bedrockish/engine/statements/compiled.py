@@ -59,7 +59,7 @@ class Compiled:
     needs_full_rollback: bool = False
     compares: bool = False  # whether it calls ``like``, also by views and triggers
     settings: Settings = NONE  # the settings of its session that change its effect, and with which it therefore runs
-    client_text: str = ""  # the text of literals for which it runs now; empty if it is ``sql``
+    client_text: str = ""  # the client's text with literals, if ``sql`` has parameters for them; else empty
     _without_keys: bool | None = field(default=None, repr=False, compare=False)
     _system: bool | None = field(default=None, repr=False, compare=False)
 

@@ -27,7 +27,7 @@ DATES = frozenset({"date", "time", "datetime", "julianday", "strftime", "unixepo
 """Functions that depend on the time only if an argument says so, such as ``'now'``."""
 RANDOM = frozenset({"random", "randomblob"})
 BLOB_DIGITS = 6
-"""How many digits the size of a random blob may have that is written into a statement."""
+"""The most digits in the size of a random blob whose value is written into a statement."""
 
 _WORDS = ("CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME")
 COMPUTED = DATES | RANDOM | frozenset(map(str.lower, _WORDS))
@@ -49,7 +49,7 @@ Call = tuple[int, int]  # the indexes of the first and the last token of a call
 def with_values(sql: str, compute: Compute, defaults: Defaults) -> str:
     """Return a statement with the values of its calls of functions of time and chance, as far as they can be computed.
 
-    SQLite may refuse the result: such a word can also be the name of a column.
+    SQLite may refuse the result: a word such as ``current_date`` can also be the name of a column.
     """
     try:
         parser = InsertParser(sql)
@@ -71,7 +71,7 @@ def with_values(sql: str, compute: Compute, defaults: Defaults) -> str:
     texts = [sql[parser.tokens[first].start : parser.tokens[last].end] for first, last in calls]
     names = [(one.name or "").lower() for one in parser.tokens if one.kind == "quoted"]
     if any(text.lower() in name for name in names for text in set(texts)):
-        return sql  # the name may be that of the column of a subquery, which has it from the call
+        return sql  # SQLite may have named a column of a subquery after the call
     texts += [text for _ in range(max(1, len(rows))) for text in added.values()]
     write = written_in(parser.tokens)
     values = [write(value) for value in _computed(texts, compute)]

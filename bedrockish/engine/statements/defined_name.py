@@ -37,7 +37,7 @@ def check_defined_name(sql: str) -> None:
             if len(head) == _HEAD:
                 break
     except NotTokensError:
-        pass  # the token may stand behind the name; SQLite reports it
+        pass  # a malformed token after the name does not matter here; SQLite reports it
     kind = next((place for place, token in enumerate(head) if token.is_word(*_KINDS)), len(head))
     at = kind + 1
     if [token.text.upper() for token in head[at : at + 3]] == ["IF", "NOT", "EXISTS"]:

@@ -53,7 +53,7 @@ _WAYS = {
     "trusted_schema": "leave it on",
     "writable_schema": "change the schema by ALTER, DROP and CREATE",
 }
-"""PRAGMA -> how a program goes on without it."""
+"""PRAGMA -> the advice in the error that refuses it."""
 _OTHER_WAY = "settings belong in the node's configuration, and only PRAGMAs that read, such as table_info, are allowed"
 REPLICATED = ("user_version", "application_id")
 """PRAGMAs that set a number in the file; replicated like a definition, because migration tools store versions there."""
@@ -62,7 +62,7 @@ DEFER, LEGACY = "defer_foreign_keys", "legacy_alter_table"
 SETTINGS = frozenset({DEFER, LEGACY, "foreign_keys"})
 """Settings that a request may make, and that end with it."""
 LATER = frozenset({DEFER, LEGACY})
-"""Settings that SQLite changes as it compiles the PRAGMA, and then forgets broken keys: compiling must ignore them."""
+"""Settings that SQLite changes while it compiles the PRAGMA; it then forgets broken foreign keys."""
 
 KEYS_OFF = (
     "foreign keys are always enforced for rows; PRAGMA foreign_keys = OFF is for transactions that change the schema, "
@@ -248,7 +248,7 @@ def asks(sql: str, name: str = DEFER) -> bool:
 
 
 def apply(db: apsw.Connection, sql: str) -> None:
-    """Run a PRAGMA of ``SETTINGS``, never from the statement cache: SQLite changes the setting when it compiles it."""
+    """Run a PRAGMA of ``SETTINGS``, never from the statement cache: compiling the PRAGMA is what sets the setting."""
     cursor = db.cursor()
     cursor.execute(sql, can_cache=False)
     cursor.close(True)

@@ -36,11 +36,11 @@ _OPENED = {
 }
 _OPEN_NAMES = {JOURNAL: OPEN_JOURNAL, META: OPEN_META}
 _NO_TABLES: Mapping[str, int] = {}
-# The list of tables is public; the results of the table-valued functions depend on their arguments alone.
+# Every user may read the catalogue, and call the functions of JSON, whose results depend on their arguments alone.
 ANYBODYS = frozenset(
     {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "json_each", "json_tree"}
 )
-_DOES = {READER: "reads", WRITER: "changes rows", OWNER: "changes the schema", ADMIN: "is an admin's"}
+_DOES = {READER: "reads", WRITER: "changes rows", OWNER: "changes the schema", ADMIN: "reads secrets"}
 
 
 class StatementEffects(Protocol):

@@ -300,7 +300,7 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
     check_version(apsw.sqlite_lib_version())
     remove_scratch(path)  # before any write: such files may have filled the disk
     with _as_config_errors(path):
-        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI  # URI: ``staged_changes`` attaches by one
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI  # ``staged_changes`` attaches a database by a URI
         flags |= apsw.SQLITE_OPEN_CREATE if founding is not None else 0
         if founding is not None:
             create_private(path)

@@ -50,7 +50,7 @@ ASK_STEPS = 10_000  # steps of SQLite's sort between two checks that the build i
 CACHE_KIB = 16 << 10  # page cache of the connection that sorts
 
 _VALUE_BYTES = 8
-_CLOSED = "the change came into force, or the node stopped, before all of its rows were read"
+_CLOSED = "the change came into force, or the node stopped, before all rows of the table were read"
 
 
 class Phase(Enum):
@@ -98,7 +98,7 @@ class Build:
         return self.phase is not Phase.FAILED
 
     def hurry(self) -> None:
-        """Abandon the build, because its change is due; if little is left, have ``next_edit`` fetch the rows itself."""
+        """Abandon the build, because its change is due; but if little is left, have ``next_edit`` fetch these rows."""
         self.is_late = True
         if self.phase is Phase.LOADING and not self.is_nearly_done:
             self.interrupt()

@@ -298,7 +298,7 @@ class OverlayFile(apsw.VFSFile):
         return False
 
     def xDeviceCharacteristics(self) -> int:  # noqa: N802
-        """Return that a write is never torn."""
+        """Return the flag that a write, even one cut off by a power failure, changes no bytes outside of its range."""
         return int(apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE)
 
 
@@ -335,7 +335,7 @@ class Overlay(apsw.VFS):
             self.file = OverlayFile("", name, self._wal, self._page_bytes)
             flags[1] = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_MAIN_DB
             return self.file
-        if flags[0] & apsw.SQLITE_OPEN_MAIN_JOURNAL:  # the old pages: in a file without a name, not in memory
+        if flags[0] & apsw.SQLITE_OPEN_MAIN_JOURNAL:  # keep the old pages in a nameless file, not in memory
             flags[0] = _UNNAMED
             return apsw.VFSFile("", None, flags)
         return super().xOpen(name, flags)

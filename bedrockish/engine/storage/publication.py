@@ -12,7 +12,7 @@ from bedrockish_journal.storage import schema_history
 
 
 class PublishedState(Protocol):
-    """The memory page that tells other programs on the machine which batches are durable. Any thread may call it."""
+    """The memory page that tells other programs on the machine which batches are durable. Any thread may write it."""
 
     def wrote(self, number: int, frames: int, salts: bytes, schema: int, is_log_ending: bool = False) -> None:
         """Publish that a batch is in the WAL, with its frames and schema, and whether the WAL is about to restart."""

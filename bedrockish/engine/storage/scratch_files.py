@@ -105,8 +105,9 @@ def why_not_writable(path: str | os.PathLike[str], size: int = PROBE_BYTES) -> s
 
 
 def length(path: str | os.PathLike[str], *suffixes: str) -> int:
-    """Return the bytes of a database's files with these suffixes; a checkpoint makes the file at most as long as
-    ``""`` and ``-wal`` together.
+    """Return the total bytes of a database's files with these suffixes; ``""`` stands for the database file itself.
+
+    A checkpoint makes the database file at most as long as it and its ``-wal`` are together.
     """
     found, file = 0, Path(path).resolve()
     for suffix in suffixes:

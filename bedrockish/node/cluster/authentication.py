@@ -297,7 +297,10 @@ class Gate:
         if token is None or said is None or not is_signed(given, said.secret, cluster_id):
             if address:
                 logger.warning("wrong token from %s", address)
-            raise AuthenticationError("this token is not valid here, or not any more: its user's password was changed")
+            raise AuthenticationError(
+                "this token is not valid here: it is malformed, or of another cluster, or its user was removed or got "
+                "another password"
+            )
         if now_ms >= token.until_ms:
             raise AuthenticationError(
                 f"the token of {token.user} has ended; make another one with 'bedrockish user token URL {token.user}'"

@@ -94,7 +94,9 @@ class Donor:
         self._check()
         if self._busy:
             node = self._core.state.me
-            raise UnavailableError(f"node {node} gives a copy to another node; try again later, or ask another one")
+            raise UnavailableError(
+                f"node {node} is giving a copy to another client; try again later, or ask another node"
+            )
         self._busy = True
         try:
             size, digest = await trio.to_thread.run_sync(self._make)

@@ -153,7 +153,7 @@ def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: i
     if start == starts[-1][0] and seen > batches:
         return f"it claims to have seen {seen} batches of this process, which has written {batches}"
     if not lacks(starts, batches, SeenState(str(store), seen, start)):
-        return f"our file has all of the {seen} batches that it has seen"
+        return f"our file has all of the {seen} batches that this member has seen"
     return ""
 
 

@@ -202,7 +202,7 @@ async def _insist(change_members: Callable[..., Awaitable[Any]], change: MemberC
         except OutcomeUnknownError as error:
             logger.info("the change may have happened: %s", error.message)
             unknown = error
-        except UnavailableError as error:  # says nothing about the calls before this one
+        except UnavailableError as error:  # this call had no effect; an earlier one may have had
             if unknown is None:
                 raise
             raise unknown from error

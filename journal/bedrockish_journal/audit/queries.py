@@ -41,7 +41,7 @@ _NONE = "CAST(NULL AS STRING)"
 
 
 def _claims(law: str) -> str:
-    """Return the query for the claims that files make falsely (``storage.file_claims``)."""
+    """Return the query for the false claims of files (``storage.file_claims``)."""
     return _finding("s.text", f"FROM claim s WHERE s.law = '{law}'", txid=_NONE)
 
 
@@ -106,7 +106,7 @@ _DENSITY = [
         txid="CASE WHEN s.tick <= s.last THEN s.txid END",
     ),
     _finding(
-        f"s.leader, ' is removed up to ', {_PLACE}, ', and nothing is left of it: no node removes a last entry'",
+        f"s.leader, ' is removed up to ', {_PLACE}, ', its last entry, which no node removes'",
         "FROM mark s LEFT JOIN (SELECT DISTINCT node, leader FROM held) AS h ON h.node = s.node "
         "AND h.leader = s.leader WHERE h.node IS NULL",
         txid=_NONE,
@@ -114,7 +114,7 @@ _DENSITY = [
 ]
 _HASH = [
     _finding(
-        f"{_PLACE}, ' is not what was hashed: its bytes have ', {_short('s.own')}, ', not ', {_short('s.hash')}",
+        f"{_PLACE}, ' does not match its hash: its bytes have ', {_short('s.own')}, ', not ', {_short('s.hash')}",
         "FROM held s WHERE s.own <> s.hash",
     )
 ]
@@ -136,7 +136,7 @@ _CAUSALITY = [
 ]
 _CLOCK = [
     _finding(
-        f"{_PLACE}, ' has a clock not above all up to ', s.of_leader, s.of_tick",
+        f"{_PLACE}, ' has a clock that is not later than all clocks up to ', s.of_leader, s.of_tick",
         "FROM need s WHERE s.of_seq < s.seq AND s.of_clock >= s.clock",
     )
 ]
@@ -167,7 +167,7 @@ _QUORUM = [
         "GROUP BY e.eid) AS q ON q.eid = s.eid WHERE q.votes < q.wanted",
     ),
     _finding(
-        f"{_PLACE}, ' counts ', a.leader, ', no voter of its membership'",
+        f"{_PLACE}, ' counts ', a.leader, ', which is not a voter of its membership'",
         "FROM stored s JOIN good e ON e.eid = s.eid JOIN approval a ON a.eid = e.eid "
         "LEFT JOIN voter v ON v.version = e.config AND v.member = a.leader "
         "WHERE v.member IS NULL AND e.config IN (SELECT version FROM voter)",
@@ -194,8 +194,8 @@ _APPROVAL = [
         "JOIN dep d ON d.eid = e.eid AND d.leader = a.leader WHERE a.tick < d.tick AND e.adopted_from IS NULL",
     ),
     _finding(
-        f"{_PLACE}, ' comes after ', d.leader, d.tick, ', of which ', x.leader, ' approved something at ', x.leader, "
-        "g.upto, ', and not before this'",
+        f"{_PLACE}, ' had seen ', d.leader, d.tick, ', but ', x.leader, ' approved an entry up to that one only at ', "
+        "x.leader, g.upto",
         "FROM place x JOIN dep d ON d.eid = x.eid AND d.leader <> x.leader "
         "JOIN gave g ON g.leader = d.leader AND g.tick = d.tick AND g.of_node = x.leader "
         "JOIN stored s ON s.eid = x.eid WHERE g.upto >= x.tick",
@@ -351,7 +351,7 @@ _LONGEST = (
 _LOST = [
     _finding(
         "o.node, ' has lost the end of its own timeline: it ends at ', o.node, o.tick, ', and ', x.node, "
-        "' has up to ', o.node, x.tick",
+        "' has ', o.node, x.tick",
         f"FROM own_end o JOIN {_LONGEST} ON x.leader = o.node WHERE x.tick > o.tick",
         node="o.node",
         leader="o.node",
@@ -376,7 +376,8 @@ _LOST = [
 _CONFLICT = [
     _finding(
         "min(concat(a.leader, a.tick)), ' and ', min(concat(b.leader, b.tick)), "
-        "' are both committed, neither after the other', CASE WHEN max(t.kind) = 'members' OR max(u.kind) = 'members' "
+        "' are both committed, and neither had seen the other', "
+        "CASE WHEN max(t.kind) = 'members' OR max(u.kind) = 'members' "
         "THEN ', and one of them changes the membership' ELSE ', and both touch the same key' END, "
         "CASE WHEN count(DISTINCT m.obj) > 1 THEN concat(' (and ', count(DISTINCT m.obj) - 1, ' more keys)') ELSE '' "
         "END",

@@ -138,7 +138,9 @@ def parse_anchors(data: bytes, name: str) -> list[Anchor]:
         previous = line_hash(line)
         found.append(anchor)
     if rest:
-        raise AnchorError(name, f"{name} ends within line {len(lines) + 1}: its writing was cut off; anchor once more")
+        raise AnchorError(
+            name, f"{name} ends within line {len(lines) + 1}, whose end is lacking; run 'bedrockish anchor' again"
+        )
     return found
 
 

@@ -9,7 +9,7 @@ so old journals and programs are not affected.
 
 COUNTER_BITS = 22
 BEND_MS = (1 << 41) - (1 << 36)
-"""In July 2037: from then on a millisecond has ``LATER_BITS`` below it."""
+"""The moment, in July 2037, from which on the counter below a millisecond has ``LATER_BITS`` bits."""
 LATER_BITS = 12
 BEND = BEND_MS << COUNTER_BITS
 

@@ -96,8 +96,8 @@ class JournalPrunedError(JournalFileError):
 
     def __init__(self, path: str, leader: str, tick: int, first: int, hint: str = "") -> None:
         hint = hint or (
-            "read a file that has it, or begin anew: a stream with the option starting=oldest and a new checkpoint, an "
-            "export with --oldest and a new directory"
+            "read a file that has it, or start again: a stream with the option starting=oldest and a new checkpoint, "
+            "an export with --oldest and a new directory"
         )
         super().__init__(
             path, f"{path} no longer holds {leader}{tick}: its timeline {leader} begins at {leader}{first}; {hint}"

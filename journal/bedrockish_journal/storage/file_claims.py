@@ -99,7 +99,7 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
 
 
 def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, BrokenClaim]]:
-    """Yield node and claim for each claim that has to be the same in all files, and is not."""
+    """Yield node and claim for each claim that has to be the same in all files, and differs."""
     said = {node: one.began_with for node, one in files.items() if one.began_with is not None}
     if len(set(said.values())) > 1:
         texts = ", ".join(f"{count} in the file of {node}" for node, count in sorted(said.items()))
@@ -196,7 +196,7 @@ def _past(ask: Ask) -> Iterator[BrokenClaim]:
         return
     removed = next(iter(ask(_REMOVED, ())), None) if has(ask, "bedrockish_pruned") else None
     for (command,) in ask(_NEVER, tuple(removed or (0, ""))):
-        text = f"bedrockish_past has the command {command!r} of an entry later than all that was removed"
+        text = f"bedrockish_past has the command {command!r}, whose entry is later than all removed entries"
         yield BrokenClaim("command", None, None, text)
     if has(ask, "bedrockish_joined"):
         for (command,) in ask(_LIVE, ()):
@@ -208,7 +208,8 @@ def _past(ask: Ask) -> Iterator[BrokenClaim]:
 def _packs(ask: Ask) -> Iterator[BrokenClaim]:
     if has(ask, "bedrockish_packed"):
         for leader, first, last in ask(_PACKS, ()):
-            text = f"bedrockish_packed has {leader}{first} to {leader}{last}, but not all are packed, or not only here"
+            text = f"bedrockish_packed has {leader}{first} to {leader}{last}, but not all of these are packed, "
+            text += "or another pack has some"
             yield BrokenClaim("columns", str(leader), _number(first), text)
 
 

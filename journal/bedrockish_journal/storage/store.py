@@ -367,7 +367,7 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
             ) from error
         raise FileUnreadableError(
             name,
-            f"{name} cannot be read ({error}); copy it and its -wal and -journal to a directory of yours and read that",
+            f"{name} cannot be read ({error}); copy it with -wal and -journal to your own directory and read the copy",
         ) from error
 
 

@@ -18,7 +18,7 @@ CLOCK_FUNCTIONS = ("cluster_clock", "transaction_clock", "transaction_id", "safe
 
 
 class RowMismatchError(Exception):
-    """Raised when a change does not find the row that it expects; a replay adds the entry that has the change."""
+    """Raised when a change does not find the row that it expects; a replay turns it into a ``ReplayMismatchError``."""
 
 
 _KEY_COLLATIONS = """SELECT one.name, one.coll

@@ -43,7 +43,7 @@ class ModuleConnection(apsw.Connection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shield = threading.RLock()  # held while no interrupt may come
+        self._shield = threading.RLock()  # held while interrupts must wait
         self._seen: dict[str, int] = {}  # attached schema -> its version when ``prepare_vec0`` last saw it
         self.is_shielded = False  # whether ``prepare_vec0`` runs; then no progress handler may end the statement
         found = _libraries()

@@ -49,7 +49,9 @@ class Chains:
         digest = entry_hash(row.prev, row.label, row.body)
         if digest != row.hash:
             yield self._finding(
-                "hash", row, f"{leader}{tick} is stored with the hash {_short(row.hash)} and is {_short(digest)}"
+                "hash",
+                row,
+                f"{leader}{tick} is stored with the hash {_short(row.hash)}, but its bytes have {_short(digest)}",
             )
         self.heads[leader] = max(tick, before), digest
 

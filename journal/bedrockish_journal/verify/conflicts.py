@@ -206,7 +206,7 @@ class Conflicts:
         else:
             table = object_of(key)
             how = f"and both touch {key_text(key) or 'all'} of {table}"
-        text = f"{names[leader]}{tick} and {names[other]}{at} are both committed, neither after the other, {how}"
+        text = f"{names[leader]}{tick} and {names[other]}{at} are both committed, and neither had seen the other, {how}"
         shown = key.hex() if key is not None else None
         return Finding("conflict", files, names[leader], tick, f"{origin}-{self._clocks[later]:x}", table, shown, text)
 

@@ -146,8 +146,8 @@ class Audit:
         """Yield the faults that show after the last entry."""
         for leader, mark in self._removed.items():
             if self.applied[leader] == mark.tick:
-                text = f"{leader} is removed up to {leader}{mark.tick}, and nothing is left of it"
-                text += ": no node removes a last entry"
+                text = f"{leader} is removed up to {leader}{mark.tick}"
+                text += ", its last entry, which no node removes"
                 yield Finding("density", self.node, leader, mark.tick, text=text)
 
     def check(self, row: JournalRow) -> Iterator[Finding]:
@@ -259,7 +259,7 @@ class Audit:
         after, clock = entry.after, entry.txid.clock
         for node, tick in after.items():
             if self.applied.get(node, 0) < tick:
-                yield finding("causality", f"was applied before {node}{tick}, which it comes after")
+                yield finding("causality", f"was applied before {node}{tick}, which is in its base")
             elif (latest := self._latest(node, tick)) >= clock:
                 yield finding("clock", f"has the clock {clock:x}, not later than {latest:x} in {node}1 to {node}{tick}")
 
@@ -284,9 +284,9 @@ class Audit:
         for node, tick in entry.after.items():
             given = self._approval_ticks.get(node, {}).get(entry.leader)
             if given is not None and node != entry.leader and (at := given.up_to(tick)) >= entry.tick:
-                late = f"at {entry.leader}{at}, and not before this"
+                late = f"only at {entry.leader}{at}"
                 yield finding(
-                    "approval", f"comes after {node}{tick}, of which {entry.leader} approved something {late}"
+                    "approval", f"had seen {node}{tick}, but {entry.leader} approved an entry up to that one {late}"
                 )
 
     def _latest(self, node: str, tick: int) -> int:
@@ -322,7 +322,7 @@ class Audit:
         voters = {node for node, voter in members.items() if voter}
         approved = voters.intersection(entry.quorum)
         for stranger in sorted(voters.symmetric_difference(entry.quorum) - voters):
-            yield finding("quorum", f"counts {stranger}, no voter of its membership")
+            yield finding("quorum", f"counts {stranger}, which is not a voter of its membership")
         need = quorum(len(voters)) if entry.adopted_from is None else majority(len(voters))
         if len(approved) < need:
             verb = "approved" if entry.adopted_from is None else "held"

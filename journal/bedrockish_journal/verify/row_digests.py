@@ -283,7 +283,7 @@ def unpack_digest(packed: Mapping[str, Any]) -> RangeDigest:
     Raises:
         ValueError: the answer is malformed.
     """
-    wrong = ValueError("the node's answer is not digests")
+    wrong = ValueError("the node's answer has no digest of a range")
     vector, schema, count = _vector(packed.get("vector")), packed.get("schema"), packed.get("count")
     digest, rows, touched = packed.get("digest"), packed.get("rows"), packed.get("touched")
     why = packed.get("incomparable"), packed.get("unreadable")

@@ -341,7 +341,5 @@ def _verify_own_tails(
         most = max((count.applied.get(node, 0) for count in counts if count.node != node), default=0)
         if most > own:
             holders = ", ".join(count.node for count in counts if count.applied.get(node, 0) > own)
-            text = (
-                f"{node} has lost the end of its own timeline: it ends at {node}{own}, {holders} has up to {node}{most}"
-            )
+            text = f"{node} has lost the end of its own timeline: it ends at {node}{own}, {holders} has {node}{most}"
             findings.append(Finding("lost", node, node, most, text=text))

@@ -69,7 +69,7 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
     except sqlite3.OperationalError as error:
         raise FileUnreadableError(
             path,
-            f"{path} cannot be read ({error}); copy it and its -wal and -journal to a directory of yours and read that",
+            f"{path} cannot be read ({error}); copy it with -wal and -journal to your own directory and read the copy",
         ) from error
     except sqlite3.DatabaseError as error:
         raise NotDatabaseError(path, f"{path} is damaged ({error}); run `bedrockish journal verify` on it") from error

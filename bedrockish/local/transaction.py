@@ -441,7 +441,10 @@ class LocalTransaction:
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the statement that another thread runs; it raises ``error``."""
         self._statement.stopped = error
-        self._file_workspace.workspace.stop(error)
+        if (
+            not self._is_workspace_returned
+        ):  # otherwise the workspace may run another transaction, even one of another session
+            self._file_workspace.workspace.stop(error)
 
 
 class _Statement:

@@ -192,6 +192,22 @@ def test_interrupt_of_a_statement_that_has_just_ended_does_nothing(db: Connectio
     here(db)._open.clear()
 
 
+def test_interrupt_of_an_ended_transaction_does_not_reach_the_next_one(db: Connection, table: str) -> None:
+    """Both have the same workspace."""
+    opened = db.begin()
+    opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
+    ended = here(db).find(opened.command)
+    assert ended is not None
+    opened.rollback()
+    with db.transaction() as tx:
+        tx.execute(f"UPDATE {table} SET b = 2 WHERE id = 1")
+        one = here(db).find(tx.command)
+        assert one is not None
+        assert one._file_workspace is ended._file_workspace
+        ended.interrupt()
+        tx.execute(f"UPDATE {table} SET b = 3 WHERE id = 1")
+
+
 def test_closing_by_url_ends_a_transaction_that_runs_a_statement(db: Connection, alone: LocalCluster) -> None:
     """Otherwise the transaction and its row locks would stay until the statement has ended."""
     own = dbapi.connect(alone.url(), isolation_level=None, check_same_thread=False)

@@ -441,9 +441,7 @@ class LocalTransaction:
     def stop(self, error: BedrockishError) -> None:
         """Interrupt the statement that another thread runs; it raises ``error``."""
         self._statement.stopped = error
-        if (
-            not self._is_workspace_returned
-        ):  # otherwise the workspace may run another transaction, even one of another session
+        if not self._is_workspace_returned:  # otherwise another transaction, even of another session, may run there
             self._file_workspace.workspace.stop(error)
 
 

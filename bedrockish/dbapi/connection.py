@@ -456,7 +456,7 @@ class Connection:
         """Accept the modules for vectors, ``vec0`` and ``vec1``, which nodes load themselves; refuse all others.
 
         Raises:
-            NotSupportedError: the extension is another one.
+            NotSupportedError: the extension is not one of these modules.
         """
         self._check()
         if not is_loaded_by_nodes(Path(name).stem):

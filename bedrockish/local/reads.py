@@ -102,7 +102,7 @@ class LocalReads:
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._known: _Known | None = None
         self._is_running = False
-        self._results = OpenResults(self._snapshots, lambda: self.lock)  # those that the program is still fetching
+        self._results = OpenResults(self._snapshots, lambda: self.lock)  # results with rows left to fetch
         self._see: Callable[[Token], None] = lambda _: None
         # Ends the statement that the program runs here, for its progress handler; None if no statement runs.
         self.ending: End | None = None
@@ -227,7 +227,7 @@ class LocalReads:
     def read_again(self, sql: str, params: tuple[Any, ...] | dict[str, Any], level: str, token: Token) -> _Read | None:
         """Run a known statement on the snapshot of the last read, if page, level and token are unchanged since.
 
-        Return the names of the columns, the first rows, and the source of the others; None if the caller must use
+        Return the names of the columns, the first rows, and the source of further rows; None if the caller must use
         ``read``.
 
         Args:
@@ -325,7 +325,7 @@ class LocalReads:
         """Run statements, which only read, on one snapshot.
 
         Return the results, and the session's token after them; None if the session must send the statements to the
-        node. With ``in_parts``, a large result has its first rows, and the source of the others.
+        node. With ``in_parts``, a large result has its first rows, and the source of further rows.
 
         Raises:
             TimeoutError: the statements have run for ``budget_s`` without ending.

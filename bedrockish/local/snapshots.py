@@ -411,7 +411,7 @@ class FileSnapshots:
             BedrockishError: see ``_open``.
         """
         if self._is_lost and self.pins:
-            raise ResultLostError("the snapshot of this block was released; leave the block and take another one")
+            raise ResultLostError("the snapshot of this block was released; leave the block and begin another block")
         if self.is_closed or (not self.readers and not self._open()):
             return None
         published = self.published
@@ -449,7 +449,7 @@ class FileSnapshots:
         self._pinned_at = monotonic()
         if first.moment is None:
             self._is_lost = True
-            raise ResultLostError(f"the snapshot was not read for {PINNED_S:g} s and was released; take another one")
+            raise ResultLostError(f"the snapshot was not read for {PINNED_S:g} s and was released; begin another block")
         return first
 
     def _move_on(self, facts: PublishedFacts) -> ReadConnection:
@@ -474,7 +474,7 @@ class FileSnapshots:
         return first
 
     def another(self) -> ReadConnection | None:
-        """Return a further connection to the file of the others, without a snapshot; None if it cannot be opened."""
+        """Open a further connection to the file, without a snapshot, and return it; None if that fails."""
         published = self.published
         assert published is not None
         try:

@@ -38,7 +38,7 @@ class ThreadTurn:
         self._waiting.clear()
         self._holder = 0  # the thread that has the turn; 0 for none
         self._is_running = False  # whether that thread runs a statement
-        self._begun = 0  # the number of statements begun: as long as it grows, a waiting thread goes on waiting
+        self._begun = 0  # the number of statements begun: as long as it grows, waiting threads keep waiting
         self._until = 0.0  # until when the holder keeps the turn while others wait, in seconds of ``monotonic``
 
     def __enter__(self) -> None:

@@ -378,7 +378,7 @@ class LocalTransaction:
     def end(self, error: BedrockishError | None = None) -> None:
         """Roll the transaction back and return its workspace; do nothing if it has ended already.
 
-        A statement that another thread runs is interrupted, and raises ``error``; so is a statement of this thread that
+        Interrupt a running statement, which raises ``error``: a statement of another thread, or one of this thread that
         is calling the program, for example its progress handler.
         """
         error = error or UnavailableError("the transaction is over; begin another one")

@@ -208,7 +208,7 @@ class WorkspacePool:
     ) -> FileMoment | None:
         """Take the newest snapshot and wait until it is durable; return its moment.
 
-        Return None if it is not durable, or not new enough for the session, within ``DURABLE_S``. ``durable`` is the
+        Return None if no snapshot is durable and new enough for the session within ``DURABLE_S``. ``durable`` is the
         number of a batch that is known to be durable. With ``may_wait`` False, also return None if the snapshot is not
         durable now, or if its schema must be read.
         """

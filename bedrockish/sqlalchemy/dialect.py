@@ -55,7 +55,7 @@ class BedrockishContext(SQLiteExecutionContext):
     def fetchall_for_returning(self, cursor: Any) -> Any:
         """Return the rows of an INSERT of several objects, after checking that their ids rise.
 
-        SQLAlchemy gives the ids to the objects in this order. Only a table whose last possible id is in use has others.
+        SQLAlchemy gives the ids to the objects in this order. Ids do not rise once the table's greatest id is in use.
         """
         rows = super().fetchall_for_returning(cursor)  # type: ignore[no-untyped-call]
         inserted = getattr(self.compiled, "_insertmanyvalues", None)
@@ -156,7 +156,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
     # -- connections -----------------------------------------------------------------------------------------------
 
     def do_ping(self, dbapi_connection: Any) -> bool:
-        """Ask whether a node answers; the client looks for another one by itself."""
+        """Check that a node answers; if the client's node does not, the client itself tries the other nodes."""
         dbapi_connection.ping()
         return True
 

@@ -201,8 +201,8 @@ class Mesh:
     def reject(self, node: str, reason: str) -> None:
         """End the link on which a peer sent a malformed message, with the reason.
 
-        If the peer does so again within ten minutes, its links are refused for a time that doubles with each
-        repetition. Otherwise a healthy node would read and refuse the same messages over and over.
+        After a second malformed message within ten minutes, the peer's links are refused for a time that doubles with
+        each further one. Otherwise a healthy node would read and refuse the same messages over and over.
         """
         peer = self._peers.get(node)
         if peer is None or peer.incoming is None:

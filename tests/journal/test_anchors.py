@@ -125,7 +125,7 @@ def test_verify_compares_files_with_anchors(sound: list[Path], tmp_path: Path) -
     assert "anchor (--anchor)" not in done.output
     done = CliRunner().invoke(main, [*command, "--anchor", wrong])
     assert done.exit_code == 1
-    assert "the founding membership is not the one of anchor 1" in done.output
+    assert "the founding membership differs from that of anchor 1" in done.output
     done = CliRunner().invoke(main, [*command, "--anchor", good, "--json"])
     assert json.loads(done.output)["holds"]
     done = CliRunner().invoke(main, [*command, "--anchor", str(sound[0])])

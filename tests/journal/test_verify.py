@@ -396,7 +396,7 @@ def test_entry_after_a_retirement_needs_the_whole_timeline(tmp_path: Path) -> No
     unfinished.change(("A", 1), lambda draft: replace(draft, base={**draft.base, "C": 2}))
     found = verify(unfinished.write(tmp_path / "unfinished")[:1]).findings
     assert [one.text for one in found] == [
-        "A1 comes after B1 and so after C3, but does not say so",
+        "A1 had seen B1, but not C3, which B1 had seen",
         # C3 made the first membership, and A1 lacks C3
         "A1 counts by membership 1, but membership 0 was in force at its base",
         "A1 retires the timeline C at C2, and it goes on to C3",

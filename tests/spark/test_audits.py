@@ -171,7 +171,7 @@ def test_audit_finds_an_after_vector_beyond_the_journal(tmp_path: Path) -> None:
     world = honest(60)
     world.change(("B", 6), lambda draft: replace(draft, base={**draft.base, "A": 900}))
     found = [f for f in audit(world.write(tmp_path), "causality", "clock", "closure") if f.tick == 6]
-    assert [(f.node, f.text) for f in found] == [("A, B, C", "B6 follows A900, which is not in this journal")]
+    assert [(f.node, f.text) for f in found] == [("A, B, C", "B6 had seen A900, which is not in this journal")]
 
 
 def _unclosed(draft: Draft) -> Draft:
@@ -185,7 +185,7 @@ def test_audit_finds_an_incomplete_after_vector(tmp_path: Path) -> None:
         world.settle()
     world.change(("C", 1), _unclosed)
     (found,) = audit(world.write(tmp_path), "causality", "clock", "closure")
-    assert found.text == "C1 follows B1 and so A2, but does not say so"
+    assert found.text == "C1 had seen B1, but not A2, which B1 had seen"
 
 
 def test_audit_finds_a_clock_below_its_base(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def lost_file(path: object, error: apsw.Error) -> DamagedError:
     """
     return DamagedError(
         f"{path} is damaged in pages that its node cannot begin without ({error}); run 'bedrockish member replace URL "
-        "NODE NEW' at the others, and then 'bedrockish join URL' for the node NEW on an empty file",
+        "NODE NEW' at the other nodes, and then 'bedrockish join URL' for the node NEW on an empty file",
         page=str(error),
     )
 

@@ -101,7 +101,7 @@ class Authorizer:
     def __init__(self, sql: str, *, is_of_node: bool, has_temporary: bool) -> None:
         self._is_of_node = is_of_node  # whether the statement may call the node's own function for ids
         explains = _EXPLAIN.match(sql)
-        self._explains = explains is not None  # whether the statement only explains another one
+        self._explains = explains is not None  # whether the statement is an EXPLAIN
         # Whether the statement is ANALYZE, or explains it.
         self.analyzes = first_word(sql[explains.end() :] if explains is not None else sql) == "ANALYZE"
         self.has_temporary = has_temporary  # whether its connection may have TEMP objects
@@ -110,8 +110,8 @@ class Authorizer:
         self.pragmas = set[str]()  # the PRAGMAs to which it gives a value
         self.tables = set[str]()  # the tables that it touches, except the catalogue
         self.reads = set[str]()  # the tables and views that it reads, also by views, triggers and foreign keys
-        self.writes = set[str]()  # the tables that it changes, likewise
-        self.named = set[str]()  # tables that it reads, updates or deletes from; and ``-NAME`` of those it inserts into
+        self.writes = set[str]()  # the tables that it changes, also by triggers and foreign keys
+        self.named = set[str]()  # tables that it reads, updates or deletes from; as ``-NAME``, those it inserts into
         self.by_views = set[str]()  # the tables that its views and triggers read
         # Pairs of a table and a column that its triggers update; the column is empty for an INSERT of a trigger.
         self.inner = set[tuple[str, str]]()

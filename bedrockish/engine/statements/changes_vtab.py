@@ -124,7 +124,7 @@ class _Changes(ReadTable):
                 except EntryMalformedError as error:
                     raise UnavailableError(
                         f"{leader}{tick} of this node's journal cannot be read ({error}); ask another node, and run "
-                        "'bedrockish journal verify' on the file of this one"
+                        "'bedrockish journal verify' on the file of this node"
                     ) from error
                 transaction = committed(FeedCursor(clock, origin), (leader, tick), decoded, failure)
                 head = (clock, origin)

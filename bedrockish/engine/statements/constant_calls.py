@@ -47,7 +47,7 @@ Call = tuple[int, int]  # the indexes of the first and the last token of a call
 
 
 def with_values(sql: str, compute: Compute, defaults: Defaults) -> str:
-    """Return a statement with the values of its calls of functions of time and chance, as far as they can be computed.
+    """Return a statement in which calls of functions of time and chance are replaced by their values, where possible.
 
     SQLite may refuse the result: a word such as ``current_date`` can also be the name of a column.
     """

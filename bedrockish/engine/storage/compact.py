@@ -38,7 +38,7 @@ def compact(path: Path, prepare: Prepare) -> CompactResult:
         path: the file; no node may run on it.
 
     Raises:
-        ConfigError: the file is in use, is not a node's, or cannot be written; it is unchanged then.
+        ConfigError: the file is in use, is not a node's, or cannot be written; the file is unchanged.
     """
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path} is not a file; give the path of the database file itself")

@@ -251,7 +251,7 @@ def check_version(version: str) -> None:
     """Check that SQLite has at least the version ``SQLITE_VERSION_MIN``.
 
     Raises:
-        ConfigError: it is too old.
+        ConfigError: SQLite is too old.
     """
     if tuple(int(part) for part in version.split(".")[:3]) < SQLITE_VERSION_MIN:
         wanted = ".".join(map(str, SQLITE_VERSION_MIN))
@@ -417,7 +417,7 @@ def _as_config_errors(path: Path) -> Iterator[None]:
     except apsw.NotADBError as error:
         raise ConfigError(
             f"{path} is not a SQLite database ({error}); give another file, or, if it was this node's, run 'bedrockish "
-            "member replace URL NODE NEW' at the others, and 'bedrockish join URL' for the node NEW"
+            "member replace URL NODE NEW' at another node, and 'bedrockish join URL' for the node NEW"
         ) from error
     except (apsw.CantOpenError, apsw.PermissionsError, apsw.ReadOnlyError, apsw.IOError) as error:
         if no_room := why_not_writable(path):

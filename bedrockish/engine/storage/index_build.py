@@ -200,7 +200,7 @@ class Build:
 
     @property
     def is_nearly_done(self) -> bool:
-        """Whether to finish loading: it takes less time than the change's statement, and not too much memory."""
+        """Whether to finish loading, because that takes less time than the change's statement, and bounded memory."""
         left = self._total - self.rows
         return self.rows > LOADED * self._total and left * self._slices <= LEFT_MAX * self.rows
 

@@ -66,7 +66,7 @@ class DamagedEntries(dict[str, str]):
             self[place] = why
             logger.error(
                 "the entry %s of this node's journal is damaged, and only other nodes can send it: %s; fill this node "
-                "again from another one with 'bedrockish member repair URL %s'",
+                "again from another node with 'bedrockish member repair URL %s'",
                 *(place, why, self._node),
             )
 
@@ -139,7 +139,7 @@ class Journal:
                 if row.clock > settled:
                     raise DamagedError(
                         f"the entry {place} of the journal is damaged, and so new that the node cannot begin without "
-                        f"it: {error}; run 'bedrockish member replace URL NODE NEW' at the others, and then "
+                        f"it: {error}; run 'bedrockish member replace URL NODE NEW' at another node, and then "
                         "'bedrockish join URL' for the node NEW on an empty file"
                     ) from error
                 self._damaged.note(place, str(error))

@@ -186,7 +186,7 @@ def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[s
     finally:
         db.close()
     if not covers(has, vector):
-        raise ConfigError("the copy lacks commits that this node has; it is fetched again")
+        raise ConfigError("the copy lacks commits that this node has; the node fetches another copy")
     return has
 
 

@@ -155,7 +155,7 @@ def replace_file(copy: Path, path: Path) -> None:
 
     Raises:
         ConfigError: the copy cannot be renamed.
-        OSError: it cannot be made durable.
+        OSError: the file cannot be made durable.
     """
     copy.chmod(path.stat().st_mode & 0o777)  # the new file is readable only by the readers of the old one
     sync(copy)

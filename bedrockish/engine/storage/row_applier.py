@@ -1,9 +1,9 @@
 """Applies decided row changes to the tables: each change addresses its row by rowid or primary key.
 
-A decided change has to be applied: otherwise the node could not go on. So CHECKs, which the change has passed at its
-leader, are off. Triggers and foreign keys are off, too: their effects are among the changes. Switching them makes
-SQLite compile every cached statement again, so it is done only for tables that have any. An UPDATE sets only the
-changed columns; otherwise SQLite would write every index of the table.
+A node that cannot apply a decided change has to stop. So CHECKs, which the change has passed at its leader, are off.
+Triggers and foreign keys are off, too: their effects are among the changes. Switching them makes SQLite compile every
+cached statement again, so they are switched only for tables that have any. An UPDATE sets only the changed columns;
+otherwise SQLite would write every index of the table.
 
 A change is applied only to a row that equals the change's old row: each statement compares all columns. So a row that
 differs, here or at the leading node, is detected and not overwritten.

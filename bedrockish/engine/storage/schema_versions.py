@@ -56,7 +56,7 @@ class Versions:
         failure = self._change(decode_steps(transaction.changes))
         if failure:
             what = f"{entry.leader}{entry.tick} cannot be applied, {'; '.join(statements)!r} gave: {failure}"
-            raise DamagedError(f"{what}; fill this node again from another one", table="")
+            raise DamagedError(f"{what}; fill this node again from another node", table="")
 
     def activate(self, txid: Txid, build: Build | None = None) -> str:
         """Put the scheduled change in force, in the open batch; return why the data forbids it, or ''.

@@ -145,7 +145,7 @@ def votes(db: apsw.Connection) -> list[Vote]:
             body = assemble(db, parts_of(body))
         transaction = None if body is None else decode_transaction(body)
         if transaction is not None and transaction.txid != txid:
-            raise DamagedError(f"the vote on {txid} holds {transaction.txid}; fill this node again from another one")
+            raise DamagedError(f"the vote on {txid} holds {transaction.txid}; fill this node again from another node")
         accepted = None if ballot is None else (ballot, bool(commit))
         found.append(Vote(txid, transaction, bool(held), promised, accepted))
     return found
@@ -192,6 +192,6 @@ def assemble(db: apsw.Connection, parts: "Iterable[Part]") -> bytes:
             continue
         row = db.execute("SELECT data FROM bedrockish_piece WHERE digest = ?", (part[0],)).fetchone()
         if row is None or len(row[0]) != part[1]:
-            raise DamagedError(f"the file lacks the piece {part[0].hex()}; fill this node again from another one")
+            raise DamagedError(f"the file lacks the piece {part[0].hex()}; fill this node again from another node")
         found.append(row[0])
     return b"".join(found)

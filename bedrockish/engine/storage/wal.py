@@ -28,11 +28,11 @@ _ZEROS = bytes(RESERVE_BYTES)  # kept, because allocating it each time would tak
 RESERVE_LEAST = 64  # the WAL is lengthened when it has room for fewer frames; a longer batch lengthens it itself
 ROOM_PARTS = 8  # on a small disk, the WAL restarts at 1/8 of the room that the database leaves
 FEWEST_FRAMES = 1_000  # on a disk without room, the WAL restarts only from this many frames on
-LATE_MS = 100  # how long ``finish`` waits for the readers of a log that is twice as long as it should get
+LATE_MS = 100  # how long ``finish`` waits for readers when the log has twice the frames at which it should restart
 LATE_PARTS = 4  # if readers remain, ``finish`` waits again when the log has grown by 1/4 of the length it should get
 READERS_MS = 2_000  # how long the end of a node waits for readers of a file that was moved
 HELD = f"a program that reads the database keeps its log from a restart, and the log has filled the disk; {FULL}"
-_REPLACE = "run 'bedrockish member replace URL NODE NEW' at the others, and 'bedrockish join URL' for the node NEW"
+_REPLACE = "run 'bedrockish member replace URL NODE NEW' at another node, and 'bedrockish join URL' for the node NEW"
 OF_MOVED = ".of-moved"  # appended to the name of a log whose file was moved, and another file put in its place
 
 
@@ -263,7 +263,7 @@ class Wal:
         return min(most, self._most_by_room)
 
     def reserve(self, most: int) -> None:
-        """Lengthen the file by zeros before its frames fill it, after a short batch; it restarts at ``most`` frames.
+        """After a short batch, lengthen the file by zeros if few frames fit in; the WAL restarts at ``most`` frames.
 
         The writer must have begun its next transaction, and not written in it, so that nothing else writes to the file.
         A sync of a file that has grown also writes the file's length; a sync of frames that replace zeros takes less

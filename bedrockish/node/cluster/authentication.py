@@ -79,10 +79,10 @@ class Credentials:
     def reload(self) -> None:
         """Read the files again; if one of them cannot be used, nothing is changed.
 
-        The first call only logs that others would refuse the certificate: a later date or new files may help.
+        The first call only logs that other nodes would refuse the certificate: a later date or new files may help.
 
         Raises:
-            ConfigError: a file cannot be used, or others would refuse the new certificate, and accept the present one.
+            ConfigError: a file cannot be used, or other nodes accept the present certificate, but not the new one.
         """
         files = self._files
         if files is None:
@@ -112,7 +112,7 @@ class Credentials:
         self.revoked, self.ends, self.reads = revoked, ends, self.reads + 1
 
     def fault(self) -> str:
-        """Return why others refuse this node's certificate, as a text; empty if they accept it, and without TLS."""
+        """Return why other nodes refuse this node's certificate; empty if they accept it, and without TLS."""
         files, now_s = self._files, time.monotonic()
         if files is None or self.dial_context is None or self.listen_context is None:
             return ""

@@ -86,7 +86,7 @@ async def find_cluster(config: Config, entry: ClientCredentials) -> tuple[str, i
     members wait for it; otherwise each of them would found a cluster of its own.
 
     Args:
-        entry: this node's credentials for links to the others.
+        entry: this node's credentials for links to the other members.
 
     Raises:
         ConfigError: the cluster is at a higher release level than this program, or has other members.

@@ -128,9 +128,9 @@ _LINK = [
 ]
 _CAUSALITY = [
     _finding(
-        f"{_PLACE}, CASE WHEN s.of_seq IS NULL THEN concat(' follows ', s.of_leader, s.of_tick, "
+        f"{_PLACE}, CASE WHEN s.of_seq IS NULL THEN concat(' had seen ', s.of_leader, s.of_tick, "
         "', which is not in this journal') ELSE concat(' was applied before ', s.of_leader, s.of_tick, "
-        "', which it follows') END",
+        "', which is in its base') END",
         "FROM need s WHERE s.of_seq IS NULL OR s.of_seq >= s.seq",
     )
 ]
@@ -142,7 +142,8 @@ _CLOCK = [
 ]
 _CLOSURE = [
     _finding(
-        f"{_PLACE}, ' follows ', d.leader, d.tick, ' and so ', w.of_node, w.upto, ', but does not say so'",
+        f"{_PLACE}, ' had seen ', d.leader, d.tick, ', but not ', w.of_node, w.upto, ', which ', d.leader, d.tick, "
+        "' had seen'",
         "FROM place x JOIN dep d ON d.eid = x.eid JOIN saw w ON w.leader = d.leader AND w.tick = d.tick "
         "LEFT JOIN past p ON p.eid = x.eid AND p.leader = w.of_node JOIN stored s ON s.eid = x.eid "
         "WHERE w.upto > coalesce(p.tick, 0)",
@@ -290,9 +291,9 @@ _COMMAND = [
 ]
 _USERS = [
     _finding(
-        f"{_PLACE}, ' is said to be done by ', n.user, CASE WHEN h.role < 0 THEN "
-        "concat(', which membership ', e.config, ' says was removed') "
-        "ELSE concat(', which by membership ', e.config, ' lacks the role for it') END",
+        f"{_PLACE}, ' has a command of the user ', n.user, CASE WHEN h.role < 0 THEN "
+        "concat(', whom membership ', e.config, ' names as removed') "
+        "ELSE concat(', who lacks the role for it in membership ', e.config) END",
         "FROM stored s JOIN good e ON e.eid = s.eid JOIN need_of n ON n.eid = e.eid "
         "JOIN holder h ON h.version = e.config AND h.name = n.user WHERE h.role < 0 OR h.role < n.role",
     )

@@ -241,7 +241,7 @@ class Feed:
                         break
                     raise FeedUnreadableError(
                         f"the journal of this node cannot be read at {here} ({leader}{tick}), after cursor "
-                        f"{self.cursor if self.cursor.clock else 'the beginning'}: {error}; go on at another node, and "
+                        f"{self.cursor if self.cursor.clock else 'the beginning'}: {error}; ask another node, and "
                         "compare this one's journal with 'bedrockish journal verify'"
                     ) from error
             self.cursor = cursor

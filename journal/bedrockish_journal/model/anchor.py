@@ -153,7 +153,7 @@ def _read_line(line: bytes) -> Anchor:
         raise ValueError("it does not say who confirmed it")
     anchor = Anchor(said["statement"], read_statement(said["statement"]), confirmed)
     if anchor.line().encode() != line:  # an anchor has one spelling, so nothing can be hidden in another spelling
-        raise ValueError("it is not written as anchors are")
+        raise ValueError("it does not have the canonical form")
     return anchor
 
 

@@ -47,7 +47,7 @@ class Moment:
             if self.vector.get(node, 0) < tick:
                 raise MomentError(
                     f"{self.text} is not a moment: {entry.leader}{entry.tick} has seen {node}{tick}, which is not in "
-                    f"it; name {node}:{tick} too, or less of {entry.leader}"
+                    f"it; name {node}:{tick} too, or an earlier tick of {entry.leader}"
                 )
         return True
 

@@ -46,7 +46,7 @@ def lacking(said: Membership | None, transaction: Transaction) -> str | None:
             continue
         known = said.users[user]
         if known is None:
-            return f"is said to be done by {user}, which membership {said.version} says was removed"
+            return f"has a command of the user {user}, whom membership {said.version} names as removed"
         if greatest(known) < role:
-            return f"is said to be done by {user}, which by membership {said.version} is no {ROLES[role - 1]}"
+            return f"has a command of the user {user}, who needs to be {ROLES[role - 1]} in membership {said.version}"
     return None

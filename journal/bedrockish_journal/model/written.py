@@ -34,11 +34,11 @@ def _unwritten(access_set: AccessSet, changes: Iterable[Change]) -> Iterator[str
         if change.rowid is None and change.rowid_after is None:
             for row in (change.before, change.after):
                 if row is not None and not table.has_values(row):
-                    yield f"changes a row of {change.table} that is not among what it says it wrote: {row!r:.100}"
+                    yield f"changes a row of {change.table} that is not in its write set: {row!r:.100}"
             continue
         for rowid in {change.rowid, change.rowid_after}:
             if rowid is not None and not table.has_rowid(rowid):
-                yield f"changes the row {rowid} of {change.table}, which is not among what it says it wrote"
+                yield f"changes the row {rowid} of {change.table}, which is not in its write set"
 
 
 class _Written:

@@ -120,7 +120,7 @@ def _check_place(
 def _check_founders(said: AnchorStatement, founders: Mapping[str, str]) -> Iterator[Finding]:
     for node, digest in founders.items():
         if digest != said.founders:
-            text = f"the founding membership is not the one of anchor {said.number}, or this is another cluster"
+            text = f"the founding membership differs from that of anchor {said.number}; it is altered or foreign"
             yield Finding(LAW, node, text=text)
 
 

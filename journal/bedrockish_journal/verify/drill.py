@@ -1,4 +1,4 @@
-"""A backup drill: checks that a database can be restored from a file, and that it is the right one.
+"""A backup drill: checks that a database can be restored from a file, and that its content is right.
 
 The file is restored, as in an emergency, and the result is compared with a replay of its journal. If the beginning of
 the journal was removed, the replay needs an older backup.

@@ -274,9 +274,8 @@ class Audit:
                 if seen > after.get(other, 0) and not (
                     other not in after and self._retired.get(other, config + 1) <= config
                 ):
-                    yield finding(
-                        "closure", f"comes after {node}{tick} and so after {other}{seen}, but does not say so"
-                    )
+                    text = f"had seen {node}{tick}, but not {other}{seen}, which {node}{tick} had seen"
+                    yield finding("closure", text)
                     return
 
     def _approvals(self, entry: Entry, finding: MakeFinding) -> Iterator[Finding]:

@@ -311,7 +311,7 @@ class _Rebuild:
         self.statements += len(steps)
         if sourced.entry.transaction.activates:
             if self.waiting is not None:
-                why = "it changes the schema before the change before it is in force"
+                why = "it changes the schema before the last schema change is in force"
                 raise self._mismatch(sourced, None, None, why)
             self.waiting = sourced
             return

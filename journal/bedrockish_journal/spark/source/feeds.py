@@ -94,7 +94,7 @@ def expand(path: str) -> list[str]:
         if os.path.isdir(part):
             names = [str(file) for file in Path(part).iterdir() if file.suffix in SUFFIXES and file.is_file()]
             if os.path.isfile(os.path.join(part, "manifest.json")):
-                raise FileMissingError(part, f"{part} is an export; read {part}/commits and the others as Parquet")
+                raise FileMissingError(part, f"{part} is an export; read its tables ({part}/commits …) as Parquet")
             if not names:
                 raise FileMissingError(part, f"{part} has no file that ends in {', '.join(SUFFIXES)}; name the files")
         elif os.path.exists(part):

@@ -122,7 +122,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         (leader, tick), last = lacks[0], held.get(lacks[0][0], (0, 0))[1]
         raise JournalError(
             f"{shown(path)} goes up to {leader}{last}, and the stream has read it up to {leader}{tick}: it is an older "
-            "copy of the journal, or was cut; give the node's own file, and go on with the same checkpoint"
+            "copy of the journal, or was cut; give the node's own file, and keep the checkpoint"
         )
 
     def _check_origin(self, offset: Offset, files: Mapping[str, str]) -> None:

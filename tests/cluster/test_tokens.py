@@ -206,7 +206,7 @@ async def test_link_ends_when_the_tokens_user_or_password_changes(cluster: Local
         else:
             await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "remove", "mona")))
         # The request that ran when the user was removed is refused for that reason.
-        says = "not valid here, or not any more|does not know mona"
+        says = "this token is not valid here|does not know mona"
         with trio.fail_after(60), pytest.raises((AuthenticationError, ForbiddenError), match=says):
             await _ask_for_ever(client)
     if how == "password":

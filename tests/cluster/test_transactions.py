@@ -457,7 +457,7 @@ async def test_operator_lists_and_ends_an_open_transaction(cluster: LocalCluster
         command = row["command"]
         assert (row["node"], row["changed"], row["statement"]) == ("B", 1, "INSERT INTO held VALUES (1)")
         assert "name the node" in (await run("--end", command)).stderr
-        assert "no such open" in (await run("--end", command, "--node", "A")).stderr
+        assert "has no open transaction" in (await run("--end", command, "--node", "A")).stderr
         assert (await run("--end", command, "--node", "B")).returncode == 0
         with pytest.raises(UnavailableError, match="an operator has ended the transaction; it did not happen"):
             await tx.commit()

@@ -55,7 +55,7 @@ def test_unfinished_transaction_in_a_folder_that_is_only_read_is_not_read(
     monkeypatch.setattr(os, "access", lambda _path, how: how != os.W_OK)
     monkeypatch.setattr(store, "roll_back", lambda *_: False)
     monkeypatch.setattr(files, "_roll_back", lambda *_: None)
-    with pytest.raises(FileUnreadableError, match="copy it and its -wal and -journal to a directory of yours"):
+    with pytest.raises(FileUnreadableError, match="copy it with -wal and -journal to your own directory"):
         read(file)
 
 
@@ -63,5 +63,5 @@ def test_file_that_cannot_be_rolled_back_names_the_files_to_copy(file: Path, mon
     """The user of the command may not write the file."""
     leave_unfinished(file)
     monkeypatch.setattr(store, "roll_back", lambda *_: False)
-    with pytest.raises(FileUnreadableError, match="copy it and its -wal and -journal to a directory of yours"):
+    with pytest.raises(FileUnreadableError, match="copy it with -wal and -journal to your own directory"):
         open_readonly(file)

@@ -42,7 +42,7 @@ def test_attached_files_are_read_and_copied_from(other: Path) -> None:
         with db.transaction() as tx:
             assert tx.execute("SELECT max(id) FROM other.x").value() == 2
             tx.execute("INSERT INTO t SELECT id + 10, word FROM other.x")
-            with pytest.raises(UnsupportedError, match="attached to be read"):
+            with pytest.raises(UnsupportedError, match="attached for reading only"):
                 tx.execute("INSERT INTO other.x VALUES (3, 'three')")
         assert db.execute("SELECT id, word FROM t WHERE id > 10 ORDER BY id").rows == [(11, "one"), (12, "two")]
         with node.connect() as second:

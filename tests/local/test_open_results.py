@@ -244,7 +244,7 @@ def test_fetch_after_one_that_a_signal_has_ended_is_refused(
     with pytest.raises(KeyboardInterrupt):
         cursor.fetchall()
     for fetch in (cursor.fetchone, cursor.fetchall):
-        with pytest.raises(dbapi.OperationalError, match="an exception has ended a fetch") as caught:
+        with pytest.raises(dbapi.OperationalError, match="an exception has interrupted a fetch") as caught:
             fetch()
         assert caught.value.code == "result_lost"
     assert first_of(cursor.execute(rows).fetchall()) == ALL

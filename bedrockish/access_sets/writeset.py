@@ -73,7 +73,7 @@ class WriteKeys:
     def gather(self, changes: Iterable[Change], bulk: Set[str], reads: Gathered, writes: Gathered) -> None:
         """Add the points and ranges of row changes: the read ones to ``reads``, the written ones to ``writes``.
 
-        For tables in ``bulk``, no written keys are added; the caller adds the ranges of ``in_bulk``.
+        For tables in ``bulk``, no written keys are added; the caller adds the ranges of ``bulk_ranges``.
         """
         read_points, read_ranges = reads
         write_points, write_ranges = writes

@@ -461,7 +461,7 @@ class LocalSteps:
         return _results(reply)
 
     async def _return_ids(self, one: LocalTransaction, timeout_s: float) -> None:
-        """Return the leased ids of a transaction's rows to the node, so that it gives the same ids to the same rows."""
+        """Give the leased ids of a transaction's rows back to the node, which then gives the rows the same ids."""
         tables = dict[str, list[int]]()
         for table, found in one.ids:
             tables.setdefault(table, []).append(found)

@@ -37,7 +37,7 @@ class BackgroundReads:
         self._file, self._prepare, self._limits = file, prepare, limits
         self._idle: deque[apsw.Connection] = deque()  # at most one connection, kept for the next ``reader``
         self._is_closed = False
-        self._touched = TouchedKeys()  # used by one thread at a time: ``Scrubber.own`` uses a limiter
+        self._touched = TouchedKeys()  # used by one thread at a time: ``Scrubber.digest_here`` uses a limiter
 
     def open_reader(self) -> apsw.Connection:
         """Return a new connection that only reads, with the functions of plugins."""

@@ -371,12 +371,12 @@ class LocalTransaction:
             return is_usable and self._running.early is not None and self._pool.still_serves(self._file_workspace.facts)
 
     def give_ids_back(self) -> None:
-        """Return the transaction's ids to the leases, because it is rolled back."""
+        """Put the transaction's ids back into the leases, because it is rolled back."""
         if self._ids_version == self._pool.ids.version:
             self._pool.ids.give_back(self.ids)
 
     def end(self, error: BedrockishError | None = None) -> None:
-        """Roll the transaction back and return its workspace; do nothing if it has ended already.
+        """Roll the transaction back and give its workspace to the pool; do nothing if it has ended already.
 
         Interrupt a running statement, which raises ``error``: a statement of another thread, or one of this thread that
         is calling the program, for example its progress handler.
@@ -392,7 +392,7 @@ class LocalTransaction:
         TURN.leave()
 
     def return_workspace_if_ended(self) -> None:
-        """Return the workspace, once, if the transaction was ended; called when no statement of it runs any more."""
+        """Give the workspace to the pool, once, if the transaction was ended; called when no statement of it runs."""
         if self._ended is not None and not self._is_workspace_returned:
             self._is_workspace_returned = True
             self._return_workspace()

@@ -10,7 +10,7 @@ class OwnValues:
     """Writes a node's own values, at once or when no thread has the writer.
 
     Args:
-        wake: begins a turn, in which ``save`` is called.
+        ring: begins a turn, in which ``save`` is called.
     """
 
     def __init__(self, engine: Engine, ring: Callable[[], None]) -> None:

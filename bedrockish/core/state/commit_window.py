@@ -81,9 +81,9 @@ class CommitWindow:
         # By timeline, the greatest tick that is the first place of a dropped commit; see also ``_retired_floor``.
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
-        self._by_clock: list[Txid] = []  # a heap of the commits that are neither in ``_below`` nor packed
+        self._by_clock: list[Txid] = []  # a heap of the commits that are neither in ``_unpacked_settled`` nor packed
         self._unpacked_settled: list[Txid] = []  # the settled commits that are not packed yet
-        self._oldest_settled = CLOCK_LIMIT  # at most the smallest clock in ``_below``
+        self._oldest_settled = CLOCK_LIMIT  # at most the smallest clock in ``_unpacked_settled``
         self._segments: deque[PackedSegment] = deque()
         self._packed: dict[str, int] = {}  # the vector that a base has to cover to have seen all packed commits
         self._packed_newest = -1  # the greatest clock in any segment

@@ -15,7 +15,7 @@ from bedrockish_journal.storage.table_layout import is_hidden
 READ, WRITE, SCHEMA, EMPTY, TEMPORARY = "read", "write", "schema", "empty", "temporary"
 
 ALONE = "a table of vec1 is made in a request of its own; make other changes in requests before it, or after it"
-"""The refusal of a statement with ``Compiled.stays`` next to other changes."""
+"""The refusal of a statement with ``Compiled.needs_full_rollback`` next to other changes."""
 _AROUND = " \t\r\n;"  # the characters that may surround a statement
 _DROPS = re.compile(r"DROP\b(?!\s+(?:TRIGGER|VIEW)\b)", re.IGNORECASE)
 

@@ -61,7 +61,7 @@ def check_range(db: apsw.Connection, name: str, after: Key | None, limit: int) -
         limit: the greatest number of rows.
 
     Raises:
-        CorruptError: a page cannot be read.
+        apsw.CorruptError: a page cannot be read.
     """
     db.execute("BEGIN")
     try:

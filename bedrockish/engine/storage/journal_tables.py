@@ -220,7 +220,7 @@ class Journal:
         return FileSpace(free, pages, can_shrink=self._db.pragma("auto_vacuum") == INCREMENTAL)
 
     def shrink(self, pages: int) -> None:
-        """Return ``pages`` free pages to the disk, by moving pages from the file's end into them, in the open batch.
+        """Give ``pages`` free pages back to the disk, by moving pages from the file's end into them, in the open batch.
 
         The file becomes shorter when a checkpoint has copied the batch.
         """

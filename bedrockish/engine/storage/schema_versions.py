@@ -67,7 +67,7 @@ class Versions:
         return schema.standing(self._db, txid).failure
 
     def standing(self, txid: Txid) -> schema.SchemaStanding:
-        """Return whether a schema change is scheduled, active or failed at this node, and why it failed."""
+        """Return the state of a schema change at this node (scheduled, active or failed), and why it failed."""
         return schema.standing(self._db, txid)
 
     def _activate(self, txid: Any, build: Build | None) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bedrockish.client.calls import Calls
     from bedrockish.client.local_steps import LocalSteps
     from bedrockish.local.reads import LocalReads
-    from bedrockish.local.snapshots import Parts
+    from bedrockish.local.snapshots import FileConnections
     from bedrockish.local.transactions import LocalTransactions
     from bedrockish.local.workspace_pool import WorkspacePool
 
@@ -75,17 +75,17 @@ class LocalFile:
 class KeptSession:
     """The connections and workspaces of a closed session, for the next session on the file."""
 
-    parts: "Parts"
+    released: "FileConnections"
     pool: "WorkspacePool"
 
     def is_served(self) -> bool:
         """Return whether the node serves the file of the connections now."""
-        return self.parts.is_served()
+        return self.released.is_served()
 
     def close(self) -> None:
         """Close the connections."""
         self.pool.close_all()
-        self.parts.close()
+        self.released.close()
 
 
 def open_local(target: Target) -> LocalFile | None:
@@ -109,7 +109,7 @@ def open_local(target: Target) -> LocalFile | None:
     file = LocalFile(LocalReads(target.local, target.user or ""))
     left: KeptSession | None = KEPT.take((file.reads.database, file.reads.user))
     if left is not None:
-        if file.reads.take_over(left.parts):
+        if file.reads.take_over(left.released):
             file.pool = left.pool
             if len(target.addresses) == 1 and not (target.user or target.cluster):
                 file.cluster_id = file.reads.cluster_id
@@ -130,11 +130,11 @@ def close_local(reads: "LocalReads", transactions: "LocalTransactions", *, has_r
     """
     from bedrockish.local.connections import KEPT
 
-    pool, parts = transactions.leave(), reads.leave()
-    if pool is not None and parts is not None and has_reached_node:
-        KEPT.keep((reads.database, reads.user), KeptSession(parts, pool))
+    pool, released = transactions.leave(), reads.leave()
+    if pool is not None and released is not None and has_reached_node:
+        KEPT.keep((reads.database, reads.user), KeptSession(released, pool))
         return
     if pool is not None:
         pool.close_all()
-    if parts is not None:
-        parts.close()
+    if released is not None:
+        released.close()

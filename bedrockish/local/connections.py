@@ -118,7 +118,7 @@ def lock_interrupting(lock: threading.RLock, interrupt: Callable[[], None]) -> I
         lock.release()
 
 
-class Kept(Protocol):
+class ClosedSession(Protocol):
     """The connections of a closed session."""
 
     def is_served(self) -> bool:
@@ -139,13 +139,13 @@ class KeptConnections:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finalizer may close a session while this thread has the lock
-        self._kept: list[tuple[object, Kept, float]] = []
+        self._kept: list[tuple[object, ClosedSession, float]] = []
         self._is_ended = False  # whether the program is ending
         forks.watch_forks(self)
         forks.wait_at_forks(self)
         atexit.register(self.end)
 
-    def keep(self, key: object, kept: Kept) -> None:
+    def keep(self, key: object, kept: ClosedSession) -> None:
         """Keep connections for the next session with this key."""
         with self._lock:
             self._kept.append((key, kept, monotonic()))
@@ -179,7 +179,7 @@ class KeptConnections:
         self._is_ended = True
         self.close_all()
 
-    def _close(self, those: list[tuple[object, Kept, float]]) -> None:
+    def _close(self, those: list[tuple[object, ClosedSession, float]]) -> None:
         for one in list(those):
             if one in self._kept:  # a finalizer may run here, and close some of them
                 self._kept.remove(one)

@@ -39,8 +39,8 @@ from bedrockish.local.page import SILENT_NS, Published, PublishedFacts, now_ns
 from bedrockish.local.program_functions import End, ProgramError, Registration, leave_to_plugins
 from bedrockish.local.snapshots import (
     DURABLE_S,
+    FileConnections,
     FileSnapshots,
-    Parts,
     ReadConnection,
     Row,
     SnapshotBlock,
@@ -123,7 +123,7 @@ class LocalReads:
         with self.lock:
             self._snapshots.newest(Token(), STALE)
 
-    def take_over(self, parts: Parts) -> bool:
+    def take_over(self, released: FileConnections) -> bool:
         """Use the connections of a closed session, in place of ``open``; return False if that fails.
 
         Raises:
@@ -131,7 +131,7 @@ class LocalReads:
         """
         with self.lock:
             self._add_to_keeper()
-            return self._snapshots.take_over(parts)
+            return self._snapshots.take_over(released)
 
     @property
     def cluster_id(self) -> str:
@@ -566,22 +566,22 @@ class LocalReads:
         self.release()
         self.on_tick()
 
-    def leave(self) -> Parts | None:
+    def leave(self) -> FileConnections | None:
         """Close the reads as ``close`` does, but return their connections if another session can use them.
 
         The caller keeps them in ``connections.KEPT``, or closes them.
         """
         notice_fork()
-        parts = None
+        released = None
         if self.lock.acquire(timeout=connections.ASK_S):  # the keeper may have the lock for a moment
             try:
                 is_own = self.registrations or self.attached.version or self._results.running or self._snapshots.pins
                 if not (is_own or self._is_running):
-                    parts, self._snapshots.is_closed = self._snapshots.release_connections(), True
+                    released, self._snapshots.is_closed = self._snapshots.release_connections(), True
             finally:
                 self.lock.release()
         self.close()
-        return parts
+        return released
 
     def close(self) -> None:
         """Close the file, and end the read of another thread; a second close does nothing.

@@ -204,7 +204,7 @@ def _after_fork() -> None:
 call_after_fork(_after_fork)
 
 
-class Parts:
+class FileConnections:
     """A node's page, and the two connections of a session to the node's file."""
 
     def __init__(self, published: Published, readers: list[ReadConnection]) -> None:
@@ -300,39 +300,39 @@ class FileSnapshots:
         self._try_at = 0.0
         return True
 
-    def take_over(self, parts: Parts) -> bool:
+    def take_over(self, released: FileConnections) -> bool:
         """Use the connections of a closed session; return False if the node does not serve their file now.
 
         This session must have no functions, no attached files and no cluster yet.
         """
         try:
-            facts = parts.published.facts()
-            parts.published.check(facts)
-            if not parts.is_served():
+            facts = released.published.facts()
+            released.published.check(facts)
+            if not released.is_served():
                 raise UnavailableError(f"{self._database} was exchanged")
-            for reader in parts.readers:
+            for reader in released.readers:
                 reader.interrupt_if(self.is_late)
-            parts.readers[0].take_snapshot()
-            self._check_cluster(parts.readers[0].db)
+            released.readers[0].take_snapshot()
+            self._check_cluster(released.readers[0].db)
         except (BedrockishError, apsw.Error):
             return False
-        self.published, self.readers = parts.published, parts.readers
+        self.published, self.readers = released.published, released.readers
         return True
 
-    def release_connections(self) -> Parts | None:
+    def release_connections(self) -> FileConnections | None:
         """Give up the connections, and return them, without snapshots, for another session; None if they are stale."""
         published, readers = self.published, self.readers
         if published is None or not readers:
             return None
-        parts = Parts(published, readers)
+        released = FileConnections(published, readers)
         try:
             self.end()
         except apsw.Error:
             return None
-        if not parts.is_served():
+        if not released.is_served():
             return None
         self.published, self.readers = None, []
-        return parts
+        return released
 
     def _connect(self, published: Published, facts: PublishedFacts) -> ReadConnection:
         made = ReadConnection(connections.connect(published, facts), facts, self.is_late)

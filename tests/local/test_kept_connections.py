@@ -22,7 +22,7 @@ from bedrockish.client.socket_driver import SocketDriver
 from bedrockish.errors import AuthenticationError, UnavailableError
 from bedrockish.local import connections
 from bedrockish.local.reads import KEEPER
-from bedrockish.local.snapshots import Parts
+from bedrockish.local.snapshots import FileConnections
 from tests.local.conftest import BOUND_S, calls_made, here
 from tools.cluster import LocalCluster, LocalNode
 
@@ -260,7 +260,7 @@ def test_unused_connections_are_closed_when_their_node_no_longer_serves(
 ) -> None:
     monkeypatch.setattr(connections, "KEEP_S", 1e9)
     session(node, filled)
-    monkeypatch.setattr(Parts, "is_served", lambda _: False)
+    monkeypatch.setattr(FileConnections, "is_served", lambda _: False)
     wait(lambda: not connections.KEPT._kept)
     monkeypatch.undo()
     assert session(node, filled) == "one+"
@@ -272,7 +272,7 @@ def test_connections_to_a_file_that_was_exchanged_are_not_used(
     monkeypatch.setattr(connections.KEPT, "tick", lambda: None)
     session(node, filled)
     kept: Any = connections.KEPT._kept[0][1]
-    for reader in kept.parts.readers:
+    for reader in kept.released.readers:
         reader.facts = reader.facts._replace(generation=reader.facts.generation + 1)
     assert session(node, filled) == "one+"
     assert len(opened) == 6

@@ -116,9 +116,7 @@ def _before_fork() -> None:
         running = [one for known in list(_RUNNING.values()) if (one := known()) is not None]
         for lock in chain.from_iterable(one.fork_locks() for one in running):
             if lock.acquire(timeout=_ASK_S):
-                held.append(
-                    lock
-                )  # at once: Ctrl-C may end this function, and the lock must still be released after the fork
+                held.append(lock)  # at once: Ctrl-C may end this function, and the lock must still be released
             else:
                 missing += 1
         # Each waiting thread holds one missing lock. Another missing lock is held by a thread that runs, and may need

@@ -131,8 +131,8 @@ class ClosedSession(Protocol):
 class KeptConnections:
     """The connections of the last closed sessions of this process: many programs open a session for each request.
 
-    A session opens five connections, on each of which SQLite reads the schema and compiles the session's statements. So
-    the connections of a closed session are kept here, without snapshots, for the next session of the same file. They
+    A session opens several connections, on each of which SQLite reads the schema and compiles the session's statements.
+    So the connections of a closed session are kept here, without snapshots, for the next session of the same file. They
     are closed if no session takes them within ``KEEP_S``, if the node stops or exchanges its file, at the end of the
     program, and before another SQLite library opens the file.
     """

@@ -55,8 +55,8 @@ class ExecutedStatement:
 class LocalTransaction:
     """One open transaction of this process. One thread at a time uses it.
 
-    Why so large: A step may end by its own error, by another thread, or by the handler of a signal; four flags
-    distinguish these.
+    Why so large: A step may end by its own error, by another thread, or by the handler of a signal; ``_ended``,
+    ``_is_consistent`` and ``_is_workspace_returned`` distinguish these ends.
     """
 
     keeps_rows = False  # whether rows of TEMP tables keep the transaction open until the outcome of COMMIT is known

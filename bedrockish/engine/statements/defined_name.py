@@ -17,7 +17,7 @@ from bedrockish.sqltext.tokenizer import NotTokensError, SqlToken, walk
 
 _MAY_NAME_IF = re.compile(r"\bIF\b", re.IGNORECASE)
 _KINDS = ("TABLE", "VIEW", "INDEX", "TRIGGER")
-_HEAD = 11  # tokens: CREATE TEMP TABLE IF NOT EXISTS main.IF, and one more
+_HEAD = 11  # tokens: CREATE TEMP TABLE IF NOT EXISTS main.IF, and two more
 _TABLES = frozenset({"table", "view"})
 _TYPES = {"TABLE": _TABLES, "VIEW": _TABLES, "INDEX": frozenset({"index"}), "TRIGGER": frozenset({"trigger"})}
 

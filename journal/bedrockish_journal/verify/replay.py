@@ -250,7 +250,7 @@ def voided(db: apsw.Connection) -> set[Txid]:
 class _Rebuild:
     """The database that is being built, and the counts of its input.
 
-    Why so large: Six attributes are counts for the report; the others are the state of the new database.
+    Why so large: Five attributes are counts for the report; the others are the state of the new database.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from bedrockish.client.blocking_transaction import BlockingTransaction
 from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.request_builder import is_plain
 from bedrockish.client.transaction import BATCH
-from bedrockish.common.pauses import Pauses
+from bedrockish.common.pauses import Pauses, monotonic
 from bedrockish.dbapi.temporary_names import TemporaryNames
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError, UnsupportedError
 from bedrockish.sqltext.keys_off_sections import (
@@ -501,7 +501,7 @@ class Session:
         return rows
 
     def _inside(self, statements: list[Statement]) -> list[Rows]:
-        fresh = self._open is None
+        fresh, until = self._open is None, monotonic() + self.timeout_s
         for tries in range(FIRST_TRIES):
             opened = self._open or self._begin(is_implicit=True)
             try:
@@ -524,7 +524,7 @@ class Session:
                 is_last = tries == FIRST_TRIES - 1
                 if not fresh and not is_last and self._replay_after(error):
                     continue
-                if not fresh or not _is_repeatable(error) or is_last:
+                if not fresh or not _is_repeatable(error) or is_last or monotonic() >= until:
                     raise
                 self.rollback()  # the program has seen no result of the transaction, so it can be repeated
         raise AssertionError("the last try returns or raises")

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from bedrockish.api.requests import Rows
+from bedrockish.dbapi import session as session_module
 from bedrockish.dbapi.session import FIRST_TRIES, Session
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, UnavailableError
 from bedrockish.sqltext.statement_ends import is_single, split
@@ -60,6 +61,16 @@ def test_session_gives_up_after_its_last_attempt() -> None:
     with pytest.raises(UnavailableError):
         one.run("INSERT INTO t VALUES (1)", None, WRITE)
     assert len(link.begun) == FIRST_TRIES
+
+
+def test_first_statement_is_not_repeated_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt to reach a node that has stopped takes the timeout."""
+    now = iter((0.0, 3.0, 6.0))
+    monkeypatch.setattr(session_module, "monotonic", lambda: next(now))
+    one, link = session(*[UnavailableError("no node can be reached")] * FIRST_TRIES)
+    with pytest.raises(UnavailableError):
+        one.run("INSERT INTO t VALUES (1)", None, WRITE)
+    assert len(link.begun) == 2
 
 
 @pytest.mark.parametrize("failure", [DeadlineError("late"), ConstraintError("UNIQUE")])

@@ -10,7 +10,7 @@ from bedrockish.errors import SqlError, UnsupportedError
 SCHEME, MEMORY = "file:", ":memory:"
 WRITABLE = {"ro": False, "rw": True, "rwc": True}
 LOCK_S = 5.0
-"""sqlite3's default ``timeout``, its wait for a lock. A program that gives less does not mean to shorten statements."""
+"""sqlite3's default ``timeout``, its wait for a lock. A smaller value is meant for locks, and shortens no call."""
 
 
 def place_of(database: Where | bytes | None) -> tuple[Where | None, bool]:

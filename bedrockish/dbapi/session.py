@@ -84,7 +84,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BedrockishError) -> "Failure":
-        """Return the failure of an error."""
+        """Return the parts of an error that a replay compares."""
         return cls(type(error), error.message, error.details.get("statement"))
 
 

@@ -24,7 +24,7 @@ from bedrockish.errors import BedrockishError, ClientClosedError, ConfigError, C
 from bedrockish.local.thread_turn import TURN
 
 SUFFIX, TOKEN_MAX = "-write", 1 << 16
-FIRST_S, LONGEST_S = 0.001, 0.02  # the pauses between two attempts
+FIRST_S, LONGEST_S = 0.001, 0.02  # the first and the longest pause between two attempts
 
 
 class WriteLock:

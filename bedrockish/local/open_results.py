@@ -30,7 +30,7 @@ from bedrockish.local.snapshots import FileSnapshots, ReadConnection, Row, next_
 OPEN_MAX = 8
 """The most results of a session that are read while they are fetched; a further result is read to its end at once."""
 IDLE_S, IDLE_BYTES = 1.0, 64 << 20
-"""After how many seconds without a fetch rows are read into memory, and about how many bytes of a result."""
+"""The seconds without a fetch after which rows are read into memory, and about the most bytes of one result."""
 LONG_S, LONG_BYTES = 60.0, 512 << 20
 """After this time, up to these bytes are read into memory; at this limit, the program loses the rows after them."""
 STEP_S, PAUSE_S = 0.01, 0.05

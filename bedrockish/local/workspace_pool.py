@@ -32,7 +32,7 @@ from bedrockish.local.thread_turn import TURN
 
 IDLE_MAX = 8  # the most workspaces that are kept for later transactions
 DURABLE_S = 1.0  # how long to wait until the newest snapshot is durable
-PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # pauses between two polls of the page: each twice as long as the last
+PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # first and longest pause between two polls of the page; each is twice the last
 TEMPORARY_BYTES = 1 << 40  # limit for TEMP tables; practically none, because they take the program's own space
 
 

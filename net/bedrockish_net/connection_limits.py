@@ -33,7 +33,7 @@ class ConnectionLimits:
         self._files_max = files_max
         self._strangers_max, self._clients_max = strangers_max, clients_max
         self._per_address_max = clients_per_address_max
-        self._strangers: OrderedDict[int, tuple[str, Callable[[], None]]] = OrderedDict()  # oldest first
+        self._strangers: OrderedDict[int, tuple[str, Callable[[], None]]] = OrderedDict()  # by number, oldest first
         self._silent: Counter[str] = Counter()  # the number of strangers of each address
         self._speakers = 0
         self._clients: Counter[str] = Counter()

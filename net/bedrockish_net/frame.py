@@ -12,7 +12,7 @@ from bedrockish_net.errors import Code, RemoteProtocolError
 HEADER = Struct(">IB")
 LENGTH_BYTES = 4
 SHORT_BYTES = 4 << 10  # up to this size, copying a payload twice is faster than a memoryview
-KEPT_BYTES = 1 << 20  # more bytes than this that were returned already are removed from the buffer at once
+KEPT_BYTES = 1 << 20  # if the buffer has more returned bytes than this, they are removed at once
 
 
 class FrameKind(IntEnum):

@@ -380,7 +380,7 @@ class Mesh:
         with peer.scope:
             while True:
                 began = trio.current_time()
-                peer.redial_now = trio.Event()  # made first: a link that the peer opens during the attempt sets it
+                peer.redial_now = trio.Event()  # before the attempt: a link that the peer opens meanwhile sets it
                 link = None
                 try:
                     link = await self._dial(node, peer)

@@ -45,7 +45,7 @@ class Link:
         self.stream = stream
         # A plain socket can be written to outside a task as long as the kernel's buffer has room.
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else -1
-        self._is_torn = False  # the kernel accepted only a part of the last write
+        self._is_torn = False  # whether the kernel accepted only a part of the last write
         self._on_messages: Callable[[list[bytes]], None] | None = None
         # The exception of the callback for messages that has ended the link; only if a loop reads the link.
         self.fault: Exception | None = None
@@ -61,7 +61,7 @@ class Link:
         self._inbox_bytes = 0
         self._outbox: list[bytes | tuple[bytes, ...]] = []  # a long message is a tuple of its parts
         self._bulk: deque[bytes] = deque()  # frames that are sent after all others
-        self._outbox_bytes = 0  # including the bytes that send_all is sending
+        self._outbox_bytes = 0  # all unsent bytes, including those that send_all is sending
         self._moved = 0.0  # when the other end last accepted bytes, or bytes began to wait
         self._is_sending = False
         self._is_finishing = False

@@ -21,7 +21,7 @@ RECENT_S = 60.0
 LONG_TEXT = 32 << 10  # characters of a text, above which it is compiled in a worker
 ANALYSIS_ROWS = 1_000  # about how many rows of each index ANALYZE reads, in the node's loop
 MANY_PARAMETERS = 5_000  # parameters of a statement, above which they are bound in a worker
-SMALL_TIMES = 2  # multiple of ``max_bytes`` above which requests that are usually small are refused
+SMALL_TIMES = 2  # above this multiple of ``max_bytes``, even requests that are usually small are refused
 
 
 class Memory:

@@ -49,7 +49,7 @@ _TEMP_DEFINITIONS = _TEMP | {
     apsw.SQLITE_DROP_TEMP_VIEW,
     apsw.SQLITE_DROP_TEMP_TRIGGER,
 }
-_OF_SCHEMA = frozenset(  # PRAGMAs that show definitions only
+_OF_SCHEMA = frozenset(  # PRAGMAs that, as tables, show only definitions
     {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
 )
 _CATALOGUE = {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "sqlite_sequence"}

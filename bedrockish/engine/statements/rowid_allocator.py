@@ -27,7 +27,7 @@ from bedrockish_journal.storage.table_layout import quote
 
 STRIPES_MIN = 16  # the least number of stripes: with up to 16 nodes, the number does not change
 LEASE_MAX = 1_000  # ids that a program gets at a time
-BACK_MAX = 1_000_000  # ids of a table that programs may have returned, and that no row has yet
+BACK_MAX = 1_000_000  # the most ids of a table that programs have returned and no row has yet
 
 
 class IdsNeededError(UsageError):

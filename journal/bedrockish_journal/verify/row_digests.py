@@ -24,7 +24,7 @@ from bedrockish_journal.storage.virtual_tables import shadow_tables
 from bedrockish_journal.storage.wide_rows import select
 
 HASH_BYTES = 8
-TOUCHED_MAX = 50_000  # most keys written by transactions beyond a vector; with more, two snapshots are too far apart
+TOUCHED_MAX = 50_000  # most keys written by transactions beyond a vector; with more, two snapshots are not compared
 LISTED_MAX = 20_000  # most rows that an answer lists one by one
 COUNTED_MAX = 500_000  # most rows that one answer covers
 # Bytes of rows after which a range without a last key ends. The snapshot of a range keeps the write-ahead log from

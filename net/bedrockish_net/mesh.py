@@ -380,7 +380,7 @@ class Mesh:
         with peer.scope:
             while True:
                 began = trio.current_time()
-                peer.redial_now = trio.Event()  # before the attempt: a link that the peer opens meanwhile sets it
+                peer.redial_now = trio.Event()  # before the attempt, during which the peer may open a link
                 link = None
                 try:
                     link = await self._dial(node, peer)

@@ -47,6 +47,21 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that notes of each call of ``read_again`` whether the text was read."""
+    found: list[bool] = []
+    original = LocalReads.read_again
+
+    def noted(self: LocalReads, *arguments: Any) -> Any:
+        result = original(self, *arguments)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr(LocalReads, "read_again", noted)
+    return found
+
+
 def told(db: Any, table: str) -> list[Any]:
     """Run each text three times in one transaction; return the results of the DB-API."""
     said: list[Any] = []
@@ -103,17 +118,8 @@ def test_known_statements_run_again_with_the_results_of_sqlite3(node: LocalNode,
     ],
 )
 def test_known_statement_runs_again_whatever_the_form_of_its_parameters(
-    node: LocalNode, table: str, runs: list[bool], monkeypatch: pytest.MonkeyPatch, places: str, values: Any
+    node: LocalNode, table: str, runs: list[bool], reads: list[bool], places: str, values: Any
 ) -> None:
-    read: list[bool] = []
-    original = LocalReads.read_again
-
-    def noted(self: LocalReads, *arguments: Any) -> Any:
-        found = original(self, *arguments)
-        read.append(found is not None)
-        return found
-
-    monkeypatch.setattr(LocalReads, "read_again", noted)
     select, insert = f"SELECT {places}", f"INSERT OR REPLACE INTO {table}(id, b) VALUES ({places})"
     with closing(sqlite3.connect(":memory:")) as plain, closing(dbapi.connect(node.database)) as ours:
         for db in (plain, ours):
@@ -121,7 +127,7 @@ def test_known_statement_runs_again_whatever_the_form_of_its_parameters(
             db.commit()
         for _ in range(3):
             assert ours.execute(select, values).fetchall() == plain.execute(select, values).fetchall()
-        assert read[-2:] == [True, True]
+        assert reads[-2:] == [True, True]
         for _ in range(3):
             ours.execute(insert, values)
             plain.execute(insert, values)
@@ -163,17 +169,8 @@ def test_known_statement_runs_again_beside_functions_of_the_program(
 @pytest.mark.filterwarnings("ignore:The default")  # Python 3.12 deprecates its own converters
 @pytest.mark.parametrize("detect_types", [1, 2, 3])
 def test_known_statement_runs_again_with_converted_values(
-    node: LocalNode, table: str, runs: list[bool], detect_types: int, monkeypatch: pytest.MonkeyPatch
+    node: LocalNode, table: str, runs: list[bool], reads: list[bool], detect_types: int
 ) -> None:
-    read: list[bool] = []
-    original = LocalReads.read_again
-
-    def noted(self: LocalReads, *arguments: Any) -> Any:
-        found = original(self, *arguments)
-        read.append(found is not None)
-        return found
-
-    monkeypatch.setattr(LocalReads, "read_again", noted)
     select = f'SELECT d, d AS "e [date]", n FROM {table} WHERE n = ?'
     update, returning = f"UPDATE {table} SET d = ? WHERE n = ?", f"UPDATE {table} SET n = n RETURNING d"
     with (
@@ -201,7 +198,7 @@ def test_known_statement_runs_again_with_converted_values(
             db.commit()
             said.append(db.execute(select, (1,)).fetchall())
         assert told[0] == told[1]
-        assert read.count(True) >= 3
+        assert reads.count(True) >= 3
         assert runs.count(True) >= 4
 
 

@@ -162,7 +162,7 @@ class OverlayTransaction:
 
     @property
     def has_failed(self) -> bool:
-        """True once SQLite itself has ended the transaction."""
+        """Whether the transaction can only be rolled back."""
         return self.work.has_failed
 
     # -- in the loop -----------------------------------------------------------------------------------------------

@@ -74,6 +74,11 @@ class PublishedFacts(NamedTuple):
         return self.process_start != 0 and self.process_start == _process_since(self.process)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the node's process runs no more, as far as the system tells; the page of a killed node lacks that."""
+        return self.process_start != 0 and not self.is_running
+
+    @property
     def why_not(self) -> str:
         """Why programs may not read the file now; empty if they may."""
         if self.mode == STOPPED and self.is_running:

@@ -308,8 +308,8 @@ class FileSnapshots:
         try:
             facts = released.published.facts()
             released.published.check(facts)
-            if not released.is_served():
-                raise UnavailableError(f"{self._database} was exchanged")
+            if facts.has_ended or not released.is_served():
+                return False
             for reader in released.readers:
                 reader.interrupt_if(self.is_late)
             released.readers[0].take_snapshot()

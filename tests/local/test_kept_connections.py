@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import bedrockish
 from bedrockish import dbapi
@@ -24,7 +25,7 @@ from bedrockish.local import connections
 from bedrockish.local.reads import KEEPER
 from bedrockish.local.snapshots import FileConnections
 from tests.local.conftest import BOUND_S, calls_made, here
-from tools.cluster import LocalCluster, LocalNode
+from tools.cluster import LocalCluster, LocalNode, local_cluster
 
 
 @pytest.fixture
@@ -264,6 +265,20 @@ def test_unused_connections_are_closed_when_their_node_no_longer_serves(
     wait(lambda: not connections.KEPT._kept)
     monkeypatch.undo()
     assert session(node, filled) == "one+"
+
+
+def test_connect_after_a_kill_of_the_node_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "KEEP_S", 1e9)
+    with local_cluster(tmp_path / "node", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        for _ in range(2):
+            with bedrockish.connect(node.database) as db:
+                assert db.execute("SELECT 1").value() == 1
+        assert connections.KEPT._kept
+        node.kill()
+        with pytest.raises(UnavailableError):
+            bedrockish.connect(node.database)
 
 
 def test_connections_to_a_file_that_was_exchanged_are_not_used(

@@ -162,7 +162,7 @@ class OverlayTransaction:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the transaction can only be rolled back."""
+        """Whether only a rollback can follow, for example after SQLite itself has ended the transaction."""
         return self.work.has_failed
 
     # -- in the loop -----------------------------------------------------------------------------------------------

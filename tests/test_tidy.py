@@ -46,8 +46,7 @@ MAY_IMPORT = {
         "bedrockish_journal bedrockish.api bedrockish.client bedrockish.errors"
     ),
     "journal/bedrockish_journal/spark": (
-        "bedrockish_journal !bedrockish_journal.storage.store !bedrockish_journal.verify.replay pyspark pyarrow cbor2 "
-        "!apsw !trio"
+        "bedrockish_journal !bedrockish_journal.verify.replay pyspark pyarrow cbor2 apsw !trio"
     ),
     "journal/bedrockish_journal/audit/duck.py": "bedrockish_journal !bedrockish_journal.verify duckdb pyarrow",
     "journal/bedrockish_journal/audit": (
@@ -384,7 +383,7 @@ def one(full: str) -> str:
         ("journal/bedrockish_journal/model/order.py", "bedrockish_net.frame", False),
         ("journal/bedrockish_journal/model/order.py", "time", False),
         ("journal/bedrockish_journal/storage/store.py", "apsw", True),
-        ("journal/bedrockish_journal/spark/source/source.py", "apsw", False),
+        ("journal/bedrockish_journal/spark/source/source.py", "trio", False),
         ("journal/bedrockish_journal/spark/source/source.py", "sqlite3", True),
         ("bedrockish/core/node.py", "bedrockish_journal.model.vector", True),
         ("bedrockish/core/node.py", "bedrockish_journal.storage.store", False),

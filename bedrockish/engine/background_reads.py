@@ -23,7 +23,7 @@ from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import UnavailableError, UsageError
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.vector import Vector
-from bedrockish_journal.storage import store
+from bedrockish_journal.storage import packing, store
 from bedrockish_journal.storage.vector_modules import ModuleConnection
 from bedrockish_journal.verify.row_digests import Range, RangeDigest, TouchedKeys, digest_range
 
@@ -45,7 +45,7 @@ class BackgroundReads:
         set_up_reader(reader)
         bound(reader, self._limits.length_bytes)
         self._prepare(reader)
-        store.unpack_on(reader)
+        packing.unpack_on(reader)
         return reader
 
     @contextmanager
@@ -65,7 +65,7 @@ class BackgroundReads:
         try:
             yield reader
             reader.release_memory()
-            store.forget_unpacked(reader)
+            packing.forget_unpacked(reader)
         except BaseException:
             reader.close()
             raise

@@ -51,7 +51,7 @@ from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import Txid
-from bedrockish_journal.storage import store
+from bedrockish_journal.storage import packing, store
 
 __all__ = ["Engine", "Founding", "Limits"]
 
@@ -77,7 +77,7 @@ class Engine:
         # The values that the clock's SQL functions return on the writing connection; the node sets its clock.
         self.scope = Scope(locks=self.locks)
         give_functions(db, Holder(self.scope))
-        store.unpack_on(db)
+        packing.unpack_on(db)
         self.access = Access()  # the users' rights under the applied membership
         self._executor = Executor(db, Guard(db), self._capture, limits, self._ids, prepare, None, self.access)
         self._executor.scope = self.scope

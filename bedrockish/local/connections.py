@@ -24,7 +24,7 @@ from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.clock_functions import Holder
 from bedrockish.errors import UnavailableError, UsageError
 from bedrockish.local.page import Published, PublishedFacts
-from bedrockish_journal.storage.store import unpack_on
+from bedrockish_journal.storage.packing import unpack_on
 from bedrockish_journal.storage.vector_modules import ModuleConnection
 
 STATEMENTS_KEPT = 512

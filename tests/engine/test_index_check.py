@@ -7,7 +7,7 @@ import apsw
 import pytest
 
 from bedrockish.engine.storage.index_check import check_range, tables_with_indexes
-from bedrockish_journal.storage import store
+from bedrockish_journal.storage import packing, store
 
 SCHEMA = """
 CREATE TABLE t(id INTEGER PRIMARY KEY, a, b TEXT UNIQUE, c TEXT COLLATE nocase, d, g AS (d * 2));
@@ -66,7 +66,7 @@ def path(tmp_path: Path) -> Path:
 
 def found(path: Path, limit: int = 500) -> Iterator[str]:
     db = apsw.Connection(str(path))
-    store.unpack_on(db)  # as a node's readers do
+    packing.unpack_on(db)  # as a node's readers do
     for name in tables_with_indexes(db):
         after, rows = None, 0
         while True:

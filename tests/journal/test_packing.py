@@ -48,7 +48,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
         world.step()
     world.settle()
     for node in world.nodes.values():
-        store.unpack_on(node.db)
+        packing.unpack_on(node.db)
     yield world
     world.close()
 
@@ -242,7 +242,7 @@ def test_damaged_pack_returns_no_entries_and_is_reported(world: World, how: str)
     statement, params = spoiled(made)[how]
     with db:
         db.execute(statement, params)
-    store.unpack_on(db)
+    packing.unpack_on(db)
     with closing(store.open_readonly(world.paths[1])) as fresh:
         for row in store.scan_stored(fresh):
             within = row.leader == made.leader and made.first <= row.tick <= made.last
@@ -264,7 +264,7 @@ def test_journal_with_a_damaged_pack_can_be_pruned(world: World) -> None:
     with node.db:
         node.db.execute("DELETE FROM bedrockish_packed WHERE leader = ? AND last = ?", place_of(made))
     with closing(apsw.Connection(str(world.paths[1]))) as db, db:
-        store.unpack_on(db)
+        packing.unpack_on(db)
         assert pruning.remove(db, {made.leader: made.first + 1}) == made.first - 1
         assert pruning.marks(db)[made.leader].tick == made.first - 1
         assert pruning.remove(db, {made.leader: made.first + 1}) == 0

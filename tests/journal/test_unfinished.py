@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from bedrockish_journal.model.errors import FileUnreadableError
-from bedrockish_journal.spark.source import files
-from bedrockish_journal.spark.source.files import open_file
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.store import open_readonly
 from bedrockish_journal.storage.vector_modules import open_to_read
@@ -25,38 +23,28 @@ def file(tmp_path: Path) -> Path:
     return copy(Lived(tmp_path, 6).path("A"), tmp_path / "copy.db")
 
 
-def by_spark(path: Path) -> Any:
-    with open_file(str(path)) as db:
+def count(opened: Callable[[Path], Any], path: Path) -> Any:
+    with closing(opened(path)) as db:
         return db.execute(COUNT).fetchone()
 
 
-def by_apsw(opened: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    def read(path: Path) -> Any:
-        with closing(opened(path)) as db:
-            return db.execute(COUNT).fetchone()
-
-    return read
-
-
-@pytest.mark.parametrize("read", [by_apsw(open_readonly), by_apsw(open_to_read), by_spark])
-def test_unfinished_transaction_of_a_killed_process_is_rolled_back(file: Path, read: Callable[[Path], Any]) -> None:
-    before = read(file)
+@pytest.mark.parametrize("opened", [open_readonly, open_to_read])
+def test_unfinished_transaction_of_a_killed_process_is_rolled_back(file: Path, opened: Callable[[Path], Any]) -> None:
+    before = count(opened, file)
     journal = leave_unfinished(file)
-    assert (read(file), before[1]) == (before, 0)
+    assert (count(opened, file), before[1]) == (before, 0)
     assert not journal.exists()
 
 
-@pytest.mark.parametrize("read", [by_apsw(open_readonly), by_spark])
 def test_unfinished_transaction_in_a_folder_that_is_only_read_is_not_read(
-    file: Path, read: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file in such a folder is opened as immutable, but then SQLite takes no notice of a rollback journal."""
     leave_unfinished(file)
     monkeypatch.setattr(os, "access", lambda _path, how: how != os.W_OK)
     monkeypatch.setattr(store, "roll_back", lambda *_: False)
-    monkeypatch.setattr(files, "_roll_back", lambda *_: None)
     with pytest.raises(FileUnreadableError, match="copy it with -wal and -journal to your own directory"):
-        read(file)
+        open_readonly(file)
 
 
 def test_file_that_cannot_be_rolled_back_names_the_files_to_copy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from pyspark.sql import SparkSession
 
 from bedrockish_journal.model.changes import INSERT, Change, encode_changes
 from bedrockish_journal.spark.source.feeds import open_feed
-from bedrockish_journal.spark.source.files import open_file
 from bedrockish_journal.spark.source.options import ReadOptions
 from bedrockish_journal.spark.source.plans import HIGHEST, NARROW_MOST, NO_LIMITS, BatchLimits, plan
 from bedrockish_journal.spark.source.source import BedrockishReader
 from bedrockish_journal.spark.source.tables import TABLES
+from bedrockish_journal.storage.store import reading
 from tests.spark.make_journals import make_journals
 from tests.spark.worlds import World, honest, touching
 
@@ -129,12 +129,12 @@ def test_reader_plan_takes_a_constant_number_of_seeks(tmp_path: Path) -> None:
         (path,) = make_journals(tmp_path / str(commits), commits, nodes=("A",))
         counted = 0
 
-        def count() -> int:
+        def count() -> bool:
             nonlocal counted
             counted += 1
-            return 0
+            return False
 
-        with open_file(str(path)) as db:
+        with reading(path) as db:
             db.set_progress_handler(count, 10)
             groups = plan(db.execute, BatchLimits(clocks=(1, 2)), 50)
             assert groups == []

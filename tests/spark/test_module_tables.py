@@ -1,6 +1,5 @@
-"""Journals with changes of virtual tables are read from a file as from the node, whatever Python's own SQLite has."""
+"""Journals with changes of virtual tables are read from a file as from the node."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,17 +11,17 @@ import trio
 
 from bedrockish.client.blocking import connect
 from bedrockish_journal.arrow import read_journal
+from bedrockish_journal.model.errors import FileUnreadableError
 from bedrockish_journal.spark.export.export import export
+from bedrockish_journal.spark.source.declared import DefinitionRunner
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.json_rows import parse_row
-from bedrockish_journal.storage import definitions
-from bedrockish_journal.storage.definitions import DefinitionRunner, columns_asked
+from bedrockish_journal.storage import vector_modules
+from bedrockish_journal.storage.vector_modules import VEC1
 from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("sqlite_vec")
-
-KEY = "SELECT name FROM pragma_table_info(?) WHERE pk > 0"
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +71,10 @@ def test_a_dropped_search_table_has_typed_rows(node: LocalCluster) -> None:
 
 
 def test_missing_module_is_reported_with_its_package(monkeypatch: pytest.MonkeyPatch, node: LocalCluster) -> None:
-    class Bare(DefinitionRunner):
-        def run(self, statement: str) -> None:
-            raise apsw.SQLError("no such module: vec0")
-
-    monkeypatch.setattr(definitions, "DefinitionRunner", Bare)
-    with closing(sqlite3.connect(f"file:{node.nodes[0].database}?mode=ro", uri=True)) as db:
-        with pytest.raises(sqlite3.OperationalError, match=r"table near: no such module: vec0; .*sqlite-vec"):
-            columns_asked(db, KEY, ("near",))
-        assert list(columns_asked(db, KEY, ("missing",))) == []
+    libraries = vector_modules._libraries()
+    monkeypatch.setattr(vector_modules, "_libraries", lambda: {VEC1: libraries[VEC1]})
+    with pytest.raises(FileUnreadableError, match=r"no such module: vec0\); pip install sqlite-vec"):
+        rows(node.nodes[0].database, table="changes", tables="near")
 
 
 def test_only_the_first_statement_of_a_definition_runs(tmp_path: Path) -> None:

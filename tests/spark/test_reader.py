@@ -97,7 +97,7 @@ def test_unusable_files_are_named(files: list[Path], tmp_path: Path) -> None:
     with pytest.raises(NoJournalError, match="without a journal"):
         read(tmp_path / "bare.db")
     (tmp_path / "torn.db").write_bytes(files[0].read_bytes()[:100] + b"\xff" * 8000)
-    with pytest.raises(NotDatabaseError, match="damaged"):
+    with pytest.raises(NotDatabaseError, match="malformed"):
         read(tmp_path / "torn.db")
     copy = tmp_path / "copy.db"
     copy.write_bytes(files[0].read_bytes())

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish_journal.spark.source.files import open_file
+from bedrockish_journal.storage.store import reading
 from tests.cluster.story import insist, level, ready
 from tools.cluster import ROOT, LocalCluster, clean_environment, local_cluster
 
@@ -106,7 +106,7 @@ def test_each_commit_is_in_the_parquet_once_though_spark_is_killed_ten_times(tmp
             trio.run(ready, cluster)
         trio.run(level, cluster)
         to_the_end(streamer, tmp_path / "log")
-    with open_file(str(read.database)) as db:
+    with reading(read.database) as db:
         held = db.execute("SELECT leader, tick, hash FROM bedrockish_journal ORDER BY 1, 2").fetchall()
     table = pq.read_table(streamer.out, columns=["leader", "tick", "hash"])
     assert sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True)) == held

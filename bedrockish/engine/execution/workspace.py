@@ -42,7 +42,7 @@ from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.search_build import estimate_seconds
 from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish_journal.model.changes import SchemaStep
-from bedrockish_journal.storage.store import unpack_on
+from bedrockish_journal.storage.packing import unpack_on
 
 T = TypeVar("T")
 ANALYSIS_S = 0.5  # processor time for the analysis of a statement, which competes with the loop for the interpreter

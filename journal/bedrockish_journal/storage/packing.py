@@ -6,10 +6,8 @@ The columns that the pack replaces are emptied: label, body, and the hashes, whi
 compared in plain SQL. A pack is unpacked to the bytes that were hashed, or not at all: its chain of hashes must end in
 the hash that is stored with the pack.
 
-``install`` creates a temporary view on a connection, under the table's own name: queries of the journal on this
+``unpack_on`` creates a temporary view on a connection, under the table's own name: queries of the journal on this
 connection see unpacked entries. Code that writes into the table names ``main.bedrockish_journal``.
-
-No database is imported here: the functions work with connections of apsw and of Python's ``sqlite3``.
 """
 
 import bz2
@@ -17,8 +15,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+import apsw
 import cbor2
 
 from bedrockish_journal.model.entry import entry_hash
@@ -49,7 +48,7 @@ UNPACKED = {
     name: f"CASE WHEN {name} <> x'' THEN {name} ELSE {FUNCTION}(leader, tick, {place}) END"
     for place, name in enumerate(("label", "body", "prev", "hash"))
 }
-"""Column that a pack replaces -> the SQL expression for its unpacked value, on a connection with ``install``."""
+"""Column that a pack replaces -> the SQL expression for its unpacked value, on a connection with ``unpack_on``."""
 _VIEW = f"""CREATE TEMP VIEW IF NOT EXISTS bedrockish_journal AS
   SELECT {_SEARCHED}, {", ".join(f"{text} AS {name}" for name, text in UNPACKED.items())}
   FROM main.bedrockish_journal"""
@@ -73,13 +72,6 @@ _CANDIDATES = f"""SELECT tick, clock, {_FITS}, {", ".join(f"CASE WHEN {_FITS} TH
   FROM main.bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ? ORDER BY tick LIMIT {ENTRIES_MAX}"""
 
 Four = tuple[bytes, bytes, bytes, bytes]
-
-
-class AnyConnection(Protocol):
-    """A connection of apsw or of ``sqlite3``."""
-
-    def execute(self, sql: str, params: tuple[Any, ...] = ..., /) -> Any:
-        """Run a statement, and return an iterable of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +130,8 @@ class PackRun:
 class Unpacker:
     """An unpacker of entries on one connection. Its cache is never stale, because an entry never changes."""
 
-    def __init__(self, db: AnyConnection) -> None:
-        try:
-            self._db: AnyConnection = weakref.proxy(db)  # SQLite keeps the function, which must not keep the connection
-        except TypeError:
-            self._db = db  # of ``sqlite3``
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = weakref.proxy(db)  # SQLite keeps the function, which must not keep the connection
         self._last: dict[str, tuple[int, list[Four]]] = {}  # timeline -> first tick and entries of the last read pack
 
     def __call__(self, leader: object, tick: object, place: object) -> bytes:
@@ -164,15 +153,21 @@ class Unpacker:
         return read
 
 
-def install(db: AnyConnection, create_function: Callable[[str, Callable[..., bytes]], None]) -> None:
+def unpack_on(db: apsw.Connection) -> None:
     """Have a connection unpack packed entries when it reads the journal."""
-    create_function(FUNCTION, Unpacker(db))
+    forget_unpacked(db)
     _run(db, _VIEW, ())
 
 
+def forget_unpacked(db: apsw.Connection) -> None:
+    """Drop the entries that a connection has unpacked and cached."""
+    unpack: Callable[..., bytes] = Unpacker(db)
+    db.create_scalar_function(FUNCTION, unpack, 3)
+
+
 @contextmanager
-def set_aside(db: AnyConnection, sql: str) -> Iterator[None]:
-    """Drop the view of ``install`` while an ALTER statement runs, and create it again afterwards.
+def set_aside(db: apsw.Connection, sql: str) -> Iterator[None]:
+    """Drop the view of ``unpack_on`` while an ALTER statement runs, and create it again afterwards.
 
     When SQLite renames or drops a column or a table, it parses all definitions again, and then takes the view for the
     table that the journal's indexes belong to. Other statements do not need this.
@@ -188,7 +183,7 @@ def set_aside(db: AnyConnection, sql: str) -> Iterator[None]:
         _run(db, _VIEW, ())
 
 
-def find(db: AnyConnection, leader: str, tick: int) -> Pack | None:
+def find(db: apsw.Connection, leader: str, tick: int) -> Pack | None:
     """Return the pack that has the entry of a tick, or None."""
     for first, last, prev, digest, entries in list(db.execute(_FIND, (leader, tick))):
         typed = type(first), type(last), type(prev), type(digest), type(entries)
@@ -197,7 +192,7 @@ def find(db: AnyConnection, leader: str, tick: int) -> Pack | None:
     return None
 
 
-def next_run(db: AnyConnection, upto: Mapping[str, int], clock: int, begin: dict[str, int]) -> PackRun | None:
+def next_run(db: apsw.Connection, upto: Mapping[str, int], clock: int, begin: dict[str, int]) -> PackRun | None:
     """Return entries that can be packed now, as many as make a pack; None if there are too few.
 
     A run is returned when it is full, or when the entry after it cannot be packed: a change of the schema or of the
@@ -222,7 +217,7 @@ def next_run(db: AnyConnection, upto: Mapping[str, int], clock: int, begin: dict
     return None
 
 
-def _next_run(db: AnyConnection, leader: str, begin: int, last: int, clock: int) -> tuple[PackRun | None, int]:
+def _next_run(db: apsw.Connection, leader: str, begin: int, last: int, clock: int) -> tuple[PackRun | None, int]:
     """Return the next run of a timeline from a tick on, or None; and the tick at which the next search has to begin."""
     entries: list[Four] = []
     size, first = 0, begin
@@ -250,7 +245,7 @@ def _next_run(db: AnyConnection, leader: str, begin: int, last: int, clock: int)
         rows.close()  # an open cursor would keep the caller's transaction from being rolled back
 
 
-def write(db: AnyConnection, pack: Pack) -> None:
+def write(db: apsw.Connection, pack: Pack) -> None:
     """Replace the bytes of a pack's entries in the file by the pack, inside the caller's transaction."""
     insert = f"INSERT INTO main.{TABLE}(leader, first, last, prev, hash, entries) VALUES (?, ?, ?, ?, ?, ?)"
     _run(db, insert, (pack.leader, pack.first, pack.last, pack.prev, pack.hash, pack.entries))
@@ -265,7 +260,7 @@ def write(db: AnyConnection, pack: Pack) -> None:
         _run(db, _INSERT, row)
 
 
-def cut(db: AnyConnection, leader: str, upto: int) -> None:
+def cut(db: apsw.Connection, leader: str, upto: int) -> None:
     """Remove the packs of a timeline up to a tick, inside the caller's transaction.
 
     If the tick is inside a pack, the pack's later entries are packed again, so that no bytes of the removed ones stay.
@@ -284,7 +279,7 @@ def cut(db: AnyConnection, leader: str, upto: int) -> None:
         _run(db, update, (rest.prev, leader, rest.first))
 
 
-def cuttable(db: AnyConnection, leader: str, upto: int, most: int) -> int:
+def cuttable(db: apsw.Connection, leader: str, upto: int, most: int) -> int:
     """Return the last tick that can be pruned from a timeline: ``upto``, if the hash of that entry is known.
 
     If the pack of ``upto`` is damaged or missing, return the first later tick whose hash is known, up to ``most``,
@@ -297,7 +292,7 @@ def cuttable(db: AnyConnection, leader: str, upto: int, most: int) -> int:
     return int(row[0] or 0)
 
 
-def packed_bytes(db: AnyConnection) -> int:
+def packed_bytes(db: apsw.Connection) -> int:
     """Return an estimate of the bytes of all packs, by a sample of some hundred; the entries' rows are not counted."""
     first, last = next(iter(db.execute(_ENDS)))
     if first is None:
@@ -307,6 +302,6 @@ def packed_bytes(db: AnyConnection) -> int:
     return step * found[0][0]  # a sampled rowid without a pack counts as 0 bytes
 
 
-def _run(db: AnyConnection, sql: str, params: tuple[Any, ...]) -> None:
+def _run(db: apsw.Connection, sql: str, params: tuple[Any, ...]) -> None:
     for _ in db.execute(sql, params):
         raise AssertionError("the statement should return no rows")

@@ -8,7 +8,7 @@ label and body are authoritative, and ``bedrockish_journal.verify.verify`` compa
 """
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -26,7 +26,7 @@ from bedrockish_journal.model.errors import (
 )
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.packing import DDL as PACKED_DDL
-from bedrockish_journal.storage.packing import ENTRIES_MAX, FUNCTION, PACK_BYTES, Unpacker, install
+from bedrockish_journal.storage.packing import ENTRIES_MAX, PACK_BYTES, unpack_on
 from bedrockish_journal.storage.row import COLUMNS, JournalRow, hashed_entry
 from bedrockish_journal.storage.vector_modules import ModuleConnection, roll_back
 
@@ -295,17 +295,6 @@ def stored_at(db: apsw.Connection, seq: int) -> JournalRow | None:
     """Return the row with the sequence number ``seq``, undecoded; None if it is missing."""
     row = db.execute(f"{_STORED} WHERE seq = ?", (seq,)).fetchone()
     return None if row is None else JournalRow._make(row)
-
-
-def unpack_on(db: apsw.Connection) -> None:
-    """Have a connection unpack packed entries when it reads the journal (``bedrockish_journal.storage.packing``)."""
-    install(db, lambda name, function: db.create_scalar_function(name, function, 3))
-
-
-def forget_unpacked(db: apsw.Connection) -> None:
-    """Drop the entries that ``unpack_on`` has cached for a connection."""
-    unpack: Callable[..., bytes] = Unpacker(db)
-    db.create_scalar_function(FUNCTION, unpack, 3)
 
 
 def has_journal(db: apsw.Connection) -> bool:

@@ -12,15 +12,19 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import apsw
+
 from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
 from bedrockish_journal.model.plain_names import folded, is_users
 from bedrockish_journal.model.transaction import SCHEMA, decode_transaction
 from bedrockish_journal.spark.source.feeds import OpenJournal
 from bedrockish_journal.spark.source.typed_values import column_type, kept_type
-from bedrockish_journal.storage.definitions import DefinitionRunner
-from bedrockish_journal.storage.vector_modules import SqliteError
+from bedrockish_journal.storage.vector_modules import ModuleConnection
 
+STEPS_MOST = 1_000_000  # most steps of SQLite's virtual machine for one statement
+PAGES_MOST = 10_000
+LENGTH_MOST = 1_000_000
 _OF_TABLES = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP)\s+(?:VIRTUAL\s+)?(?:TABLE|VIEW)\b", re.I | re.DOTALL
 )
@@ -75,7 +79,7 @@ def _versions(feed: OpenJournal, table: str) -> Iterator[list[tuple[str, str, in
     with closing(DefinitionRunner()) as db:
         for statement in _statements(feed):
             if _OF_TABLES.match(statement):
-                with suppress(SqliteError):
+                with suppress(apsw.Error):
                     db.run(statement)
                     yield _columns(db.execute, table)
     yield _columns(feed.ask, table)
@@ -109,3 +113,30 @@ def _split(text: str) -> Iterator[str]:
             yield found
             found = ""
     yield found
+
+
+class DefinitionRunner(ModuleConnection):
+    """A database in memory that runs definitions under limits, because an altered file may have any statements."""
+
+    def __init__(self) -> None:
+        super().__init__(":memory:")
+        self.pragma("max_page_count", PAGES_MOST)
+        self.limit(apsw.SQLITE_LIMIT_LENGTH, LENGTH_MOST)
+        self.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
+        self.set_progress_handler(lambda: True, STEPS_MOST)
+
+    def run(self, statement: str) -> None:
+        """Run the first statement of a text, and ignore the others.
+
+        Raises:
+            apsw.Error: SQLite refuses the statement.
+        """
+        cursor, begun = self.cursor(), list[str]()
+
+        def is_first(_: Any, text: str, __: Any) -> bool:
+            begun.append(text)
+            return len(begun) == 1
+
+        cursor.exec_trace = is_first
+        with suppress(apsw.ExecTraceAbort):
+            cursor.execute(statement)

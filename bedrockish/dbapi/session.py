@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 Statement = tuple[str, Any]
 
 LEGACY_TRANSACTION_CONTROL = -1
-REPLAYS, REPLAYED_MAX = 5, 1_000  # most repetitions of a lost transaction, and most statements of a repeated one
+REPLAYED_MAX = 1_000  # most statements of a transaction that is repeated
 FIRST_TRIES = 5  # how often the first statement of a transaction is tried before its error is raised
 NOTHING = Rows((), [])
 BEGIN_ONLY = "SELECT 1 WHERE 0"  # a statement without effect: a transaction begins at its node with its first statement
@@ -501,7 +501,7 @@ class Session:
         return rows
 
     def _inside(self, statements: list[Statement]) -> list[Rows]:
-        fresh, until = self._open is None, monotonic() + self.timeout_s
+        fresh, until, pauses = self._open is None, monotonic() + self.timeout_s, Pauses(self.timeout_s)
         for tries in range(FIRST_TRIES):
             opened = self._open or self._begin(is_implicit=True)
             try:
@@ -522,7 +522,7 @@ class Session:
                     self._forget()
                     raise
                 is_last = tries == FIRST_TRIES - 1
-                if not fresh and not is_last and self._replay_after(error):
+                if not fresh and not is_last and self._replay_after(error, pauses):
                     continue
                 if not fresh or not _is_repeatable(error) or is_last or monotonic() >= until:
                     raise
@@ -552,7 +552,7 @@ class Session:
             opened.here = None if self.replay or self._only_reads or not self._needs_no_pragma else opened.link.here
         return results
 
-    def _replay_after(self, error: BedrockishError) -> bool:
+    def _replay_after(self, error: BedrockishError, pauses: Pauses) -> bool:
         """Repeat the statements of a lost transaction; return whether each had the same result as before.
 
         The new transaction then replaces the lost one. The transaction stays lost if a result differs, such as the
@@ -560,13 +560,11 @@ class Session:
         """
         lost = self._open
         assert lost is not None
-        if not error.retry or not lost.log or sum(len(statements) for statements, _ in lost.log) > REPLAYED_MAX:
+        statements = sum(len(texts) for texts, _ in lost.log)
+        if not error.retry or not self.replay or statements > REPLAYED_MAX:
             return False
-        pauses = Pauses(self.timeout_s)
         link = lost.link
-        for _ in range(REPLAYS):
-            if not pauses.wait():
-                return False
+        while pauses.wait():
             link.rollback()
             link = self._begin_link()
             self._open = lost.repeated_on(link)
@@ -616,15 +614,15 @@ class Session:
             return
         if not by_text:
             self._trace("COMMIT")
-        is_uncommitted = True
+        is_uncommitted, pauses = True, Pauses(self.timeout_s)
         try:
-            try:
-                self._open.link.commit(timeout=self.timeout_s)
-            except BedrockishError as error:
-                if self._open.link.is_open or not self._replay_after(error):
-                    raise
-                self._open.link.commit(timeout=self.timeout_s)
-            is_uncommitted = False
+            while is_uncommitted:
+                try:
+                    self._open.link.commit(timeout=self.timeout_s)
+                    is_uncommitted = False
+                except BedrockishError as error:
+                    if self._open.link.is_open or not self._replay_after(error, pauses):
+                        raise
         finally:
             if not self._open.link.is_open:  # open: a deferred constraint is broken, which the program can repair
                 self._is_uncommitted = is_uncommitted

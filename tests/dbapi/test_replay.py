@@ -136,6 +136,31 @@ def test_replay_keeps_the_rows_of_a_transaction_that_was_repaired_after_its_comm
         assert other.execute("SELECT n FROM counted").fetchone() == (2,)
 
 
+@pytest.mark.parametrize("method", ["commit", "run"])
+def test_replay_goes_on_until_the_transaction_is_committed(
+    url: str, table: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The statement that is lost three times is a COMMIT, or the first one after BEGIN, of which nothing was seen."""
+    with closing(db.connect(url, isolation_level=None, replay=True)) as one:
+        one.execute("BEGIN")
+        if method == "commit":
+            one.execute(f"INSERT INTO {table}(id) VALUES (1)")
+        true, losses = getattr(BlockingTransaction, method), iter(range(3))
+
+        def lose(opened: BlockingTransaction, *given: object, **named: object) -> object:
+            if next(losses, None) is None:
+                return true(opened, *given, **named)
+            opened.rollback()
+            raise ConflictError("another one has changed the row")
+
+        monkeypatch.setattr(BlockingTransaction, method, lose)
+        if method == "run":
+            one.execute(f"INSERT INTO {table}(id) VALUES (1)")
+        one.execute("COMMIT")
+        assert next(losses, None) is None
+        assert one.execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
+
+
 def test_rollback_after_the_commit_of_a_replay_was_lost_is_answered(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ROLLBACK after a lost COMMIT is answered, even if the lost COMMIT was that of a replay."""
     with closing(db.connect(url, isolation_level=None, replay=True)) as one:
@@ -147,6 +172,7 @@ def test_rollback_after_the_commit_of_a_replay_was_lost_is_answered(url: str, mo
         one.execute("BEGIN")
         one.execute("SELECT 1")
         monkeypatch.setattr(BlockingTransaction, "commit", lose)
+        monkeypatch.setattr(one._session, "timeout_s", 0.1)
         with pytest.raises(db.OperationalError, match="another one"):
             one.execute("COMMIT")
         one.execute("ROLLBACK")

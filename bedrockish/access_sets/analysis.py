@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from sys import getsizeof
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import apsw
 
@@ -21,7 +21,8 @@ from bedrockish.access_sets.effort import Check, TooCostlyError, unlimited
 from bedrockish.access_sets.readset import ReadPlan, analyse, analyse_coarsely, lengths_of
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.writeset import WriteKeys
-from bedrockish.sqltext.session_settings import Settings, with_settings
+from bedrockish.sqltext.literal_inserts import LongerLists, with_longer_lists
+from bedrockish.sqltext.session_settings import NONE, Settings, with_settings
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
@@ -33,7 +34,8 @@ GROUP_MAX = 10_000  # a table or index with more keys gets one range, if the tra
 _NO_TABLES = frozenset[str]()
 RANGES_MAX = 5_000  # ranges of a transaction; with more, all ranges of a table or index become one
 PLANS_BYTES = 64 << 20  # limit for the bytes of all cached plans together
-PLAN_BYTES, ACCESS_BYTES = 2_000, 1_000  # approximate bytes of a plan, and of each point or range in it
+# Approximate bytes of a plan, of each point or range in it, and of each value of ``LongerLists``.
+PLAN_BYTES, ACCESS_BYTES, VALUE_BYTES = 2_000, 1_000, 100
 BYTES_MAX = 40 << 20  # bytes of a transaction: it is sent in one frame, and the link needs room for other frames
 
 
@@ -111,6 +113,16 @@ class CompiledFacts(Protocol):
         """The settings of the session with which the statement runs."""
 
 
+class LongerStatement(NamedTuple):
+    """A statement that is analysed in place of one with shorter lists of values, which runs."""
+
+    sql: str
+    names: Sequence[str | None]
+    accessed_tables: frozenset[str] | None
+    with_ids: bool = True  # another text runs: see ``analyse``
+    settings: Settings = NONE
+
+
 def plan_of(db: apsw.Connection, schema: Schema, piece: CompiledFacts, check: Check = unlimited) -> ReadPlan:
     """Return the plan of a statement's reads with its settings; a coarse plan if ``check`` ends the exact analysis.
 
@@ -135,6 +147,12 @@ def plan_of(db: apsw.Connection, schema: Schema, piece: CompiledFacts, check: Ch
     return replace(found, resolves=False) if piece.settings else found
 
 
+def _with_longer_lists(piece: CompiledFacts) -> LongerLists | None:
+    if piece.settings or any(name is not None for name in piece.names):
+        return None
+    return with_longer_lists(piece.sql, len(piece.names))
+
+
 class Analysis:
     """The read plans of statements and the keys of rows under one schema; replaced when the schema changes."""
 
@@ -150,6 +168,7 @@ class Analysis:
     ) -> None:
         self._db = db
         self._plans: dict[str, ReadPlan] = {}
+        self._longer: dict[str, ReadPlan] = {}  # plans of texts with longer lists than those of the statements
         self._lengths: dict[str, Lengths] = {}  # the lengths of statements without a plan
         self._weight = 0  # approximate bytes of the cached plans and lengths
         self.patience = lambda _: unlimited
@@ -162,24 +181,54 @@ class Analysis:
         sql = with_settings(piece.sql, piece.settings)
         known = self._plans.get(sql)
         if known is None:
-            known = plan_of(self._db, self.schema, piece, self.patience(piece.sql))
-            self._make_room(getsizeof(sql) + PLAN_BYTES + ACCESS_BYTES * known.size)
+            known = self._plan_with_longer_lists(piece)
+            if known is None:
+                known = plan_of(self._db, self.schema, piece, self.patience(piece.sql))
+                self._make_room(ACCESS_BYTES * known.size)
+            self._make_room(getsizeof(sql) + PLAN_BYTES)
             self._plans[sql] = known
         return known
+
+    def _plan_with_longer_lists(self, piece: CompiledFacts) -> ReadPlan | None:
+        """Return the plan of the statement with lists of one of few lengths; None for a statement without long lists.
+
+        An analysis takes 40 microseconds for each value of a list, and programs send lists of all lengths.
+        """
+        longer = _with_longer_lists(piece)
+        if longer is None:
+            return None
+        known = self._longer.get(longer.sql)
+        if known is None:
+            facts = LongerStatement(longer.sql, (None,) * longer.parameters, piece.accessed_tables)
+            try:
+                known = plan_of(self._db, self.schema, facts, self.patience(piece.sql))
+            except apsw.Error:  # the longer statement passes a limit of SQLite
+                return None
+            self._make_room(getsizeof(longer.sql) + PLAN_BYTES + ACCESS_BYTES * known.size)
+            self._longer[longer.sql] = known
+        self._make_room(VALUE_BYTES * longer.parameters)
+        return replace(known, convert=longer.convert)
 
     def lengths(self, piece: CompiledFacts) -> Lengths:
         """Return the allowed lengths of a statement's values, usually in a tenth of the time of ``plan``."""
         sql = with_settings(piece.sql, piece.settings)
         plan = self._plans.get(sql)
         found = self._lengths.get(sql) if plan is None else plan.lengths
-        if found is None:
-            try:
-                with in_force(self._db, piece.settings):
-                    found = lengths_of(self._db, piece.sql, len(piece.names), self.patience(piece.sql))
-            except TooCostlyError:
-                return self.plan(piece).lengths
-            self._make_room(getsizeof(sql) + PLAN_BYTES)
-            self._lengths[sql] = found
+        if found is not None:
+            return found
+        longer = _with_longer_lists(piece)
+        if longer is not None:
+            sql = longer.sql
+            if (found := self._lengths.get(sql)) is not None:
+                return found
+        text, parameters = (piece.sql, len(piece.names)) if longer is None else (sql, longer.parameters)
+        try:
+            with in_force(self._db, piece.settings):
+                found = lengths_of(self._db, text, parameters, self.patience(piece.sql))
+        except TooCostlyError:
+            return self.plan(piece).lengths
+        self._make_room(getsizeof(sql) + PLAN_BYTES)
+        self._lengths[sql] = found
         return found
 
     def _make_room(self, weight: int) -> None:
@@ -190,5 +239,6 @@ class Analysis:
     def forget(self) -> None:
         """Drop all cached plans and lengths, because they take more than ``PLANS_BYTES``."""
         self._plans.clear()
+        self._longer.clear()
         self._lengths.clear()
         self._weight = 0

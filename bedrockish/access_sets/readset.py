@@ -79,6 +79,8 @@ class ReadPlan:
     _coarse: "_Binder"  # the other reads, overestimated: whole tables and indexes, or wide ranges
     _probes: "_Binder"  # the lookups that only enforce constraints
     resolves: bool = True  # whether ``resolve`` may look rows up; otherwise it returns the same as ``bind``
+    # Makes the parameters of the analysed text from those of the statement; None if the texts are the same.
+    convert: Callable[[Params], Params] | None = None
 
     @property
     def size(self) -> int:
@@ -90,6 +92,10 @@ class ReadPlan:
 
         Lookups that only enforce a constraint are left out, because the keys of the changed rows stand for them.
         """
+        return self.bind_converted(params if self.convert is None else self.convert(params))
+
+    def bind_converted(self, params: Params) -> Reads:
+        """Return the same as ``bind``, for parameters of the analysed text."""
         points, ranges = self._reads(params)
         if self.dependents is None:
             return points, ranges
@@ -98,13 +104,15 @@ class ReadPlan:
 
     def resolve(self, params: Params, query: Query) -> "ResolvedReads":
         """Return the exact reads of the execution that is about to start; ``query`` sees the same data."""
+        params = params if self.convert is None else self.convert(params)
         dependents = self.dependents if self.resolves else None
         found = None if dependents is None else Resolution(dependents, params, query)
         return ResolvedReads(self, params, found)
 
     def bind_failed(self, params: Params) -> Reads:
         """Return the reads of an execution that failed, including the keys that constraints may have looked up."""
-        points, ranges = self.bind(params)
+        params = params if self.convert is None else self.convert(params)
+        points, ranges = self.bind_converted(params)
         more_points, more_ranges = self._probes(params)
         return points + more_points, ranges + more_ranges
 
@@ -114,7 +122,7 @@ class ResolvedReads:
     """The reads of one execution of a statement."""
 
     plan: ReadPlan
-    params: Params
+    params: Params  # of the analysed text
     # The dependent reads; None if the plan lacks them. If the statement writes, call ``Resolution.add_changes`` before
     # ``keys``.
     resolution: Resolution | None
@@ -128,7 +136,7 @@ class ResolvedReads:
     def keys(self) -> ReadKeys:
         """Return the points and ranges that the execution reads."""
         if self.resolution is None or self.resolution.failure:
-            return self.plan.bind(self.params)
+            return self.plan.bind_converted(self.params)
         points, ranges = self.plan._reads(self.params)
         more_points, more_ranges = self.resolution.points, self.resolution.ranges
         return [*points, *more_points] if points else more_points, [*ranges, *more_ranges] if ranges else more_ranges

@@ -16,9 +16,9 @@ _BLANK = re.compile(rf"(?:{_BLANKS})*+", re.DOTALL)
 _EMPTY = re.compile(rf"(?:{_BLANKS}|;)*+", re.DOTALL)
 _WORD = re.compile(r"[^\x00-\x23%-/:-@\[-^`{-\x7f]*+")  # a name or keyword, as in ``tokenizer``
 # The tokens that may contain semicolons and parentheses. An unclosed token reaches to the end of the text.
-_HIDING = r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
-_SEMICOLON = re.compile(rf"{_HIDING}|;", re.DOTALL)
-_PARENTHESIS = re.compile(rf"{_HIDING}|\(", re.DOTALL)
+HIDING = r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
+_SEMICOLON = re.compile(rf"{HIDING}|;", re.DOTALL)
+_PARENTHESIS = re.compile(rf"{HIDING}|\(", re.DOTALL)
 
 
 def token_start(sql: str, at: int = 0) -> int:

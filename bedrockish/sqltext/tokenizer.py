@@ -6,8 +6,7 @@ not mistaken for one. ``tests/engine/test_tokens.py`` compares it with SQLite.
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["word", "quoted", "string", "number", "blob", "param", "op"]
 Cut = tuple[int, int, str]  # the start and end of a part of a text, and its replacement
@@ -39,8 +38,7 @@ class NotTokensError(ValueError):
     """Raised for a text that SQLite's tokenizer would refuse as well, or that this tokenizer does not understand."""
 
 
-@dataclass(frozen=True, slots=True)
-class SqlToken:
+class SqlToken(NamedTuple):
     """A word, literal, parameter or operator in an SQL text."""
 
     # ``word`` (a name or keyword), ``quoted`` (a name in quotes of any kind), ``string``, ``number``, ``blob``,
@@ -84,10 +82,9 @@ def walk(sql: str) -> Iterator[SqlToken]:
     if "\0" in sql:
         raise NotTokensError("SQLite would read no further than the first NUL")
     at = 0
-    while at < len(sql):
-        found = _TOKEN.match(sql, at)
-        if found is None:
-            raise NotTokensError(f"no token begins at character {at}")
+    for found in _TOKEN.finditer(sql):
+        if found.start() != at:
+            break
         kind, end = found.lastgroup, found.end()
         if kind == "number" and _NAME_CHARACTER.match(sql, end):
             raise NotTokensError(f"the number at character {at} runs into a name")
@@ -98,6 +95,8 @@ def walk(sql: str) -> Iterator[SqlToken]:
         if kind != "blank":
             yield SqlToken(kind, at, end, found[0])  # type: ignore[arg-type]
         at = end
+    if at < len(sql):
+        raise NotTokensError(f"no token begins at character {at}")
 
 
 def parameter_numbers(found: list[SqlToken]) -> dict[int, int]:

@@ -106,7 +106,8 @@ def test_cached_plans_are_dropped_by_size(node: TestNode, monkeypatch: pytest.Mo
     # without time left the plans would be small and coarse
     monkeypatch.setattr(analysis, "patience", lambda _sql: unlimited)
     for number in range(20):
-        node.prepare(f"SELECT a FROM t WHERE id IN ({','.join(map(str, range(number, 1_000 + number)))})")
+        # with an exponent, because lists of plain values share a plan
+        node.prepare(f"SELECT a FROM t WHERE id IN ({','.join(f'{one}e0' for one in range(number, 1_000 + number))})")
         assert 0 < analysis._weight <= 3_000_000
     assert len(analysis._plans) < 20
 

@@ -57,7 +57,7 @@ class Loan:
 
     async def copy(self) -> dict[str, Any]:
         """Make a copy of the node's file in place of an earlier copy, and return its size and digest."""
-        self.close()
+        await self.close()
         self._lent = await self.donor.copy()
         return {"size": self._lent.size, "sha256": self._lent.digest}
 
@@ -67,11 +67,11 @@ class Loan:
             raise UsageError("there is no copy on this link; ask for a snapshot first")
         return await self._lent.read(offset)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Return the copy to the donor."""
-        if self._lent is not None:
-            self._lent.close()
-            self._lent = None
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            await lent.remove()
 
 
 async def serve_client(
@@ -97,7 +97,7 @@ async def serve_client(
             node.transactions.interrupt_owner(link)
             node.end_reads(link)
     finally:
-        session.end()
+        await session.end()
 
 
 class _Session:
@@ -130,12 +130,12 @@ class _Session:
         """Set the nursery in which calls run."""
         self._nursery = nursery
 
-    def end(self) -> None:
-        """Drop the waiting calls, the copy and the transactions of the client, which has disconnected."""
-        self._loan.close()
+    async def end(self) -> None:
+        """Drop the waiting calls, the transactions and the copy of the client, which has disconnected."""
         while self._backlog:
             self._hold_call(-_long(self._backlog.popleft()))
         self._node.transactions.end_owner(self._link)
+        await self._loan.close()
 
     async def watch_login(self) -> None:
         """End the link, with its transactions and streams, when its client has to be disconnected.

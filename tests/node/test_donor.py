@@ -1,4 +1,4 @@
-"""The donor copies its file in a thread, which stops when the copy is no longer needed."""
+"""The donor copies its file in a thread, which stops when the copy is no longer needed, and removes the copy in one."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from bedrockish.engine.storage import wal
-from bedrockish.engine.storage.scratch_files import LENT, scratch_path
+from bedrockish.engine.storage.scratch_files import LENT, remove, scratch_path
 from bedrockish.node.cluster.donor import Donor
 from tests.node.test_durability import open_runtime, request
 
@@ -47,7 +47,34 @@ async def test_node_stops_while_a_copy_of_its_file_is_made(tmp_path: Path, monke
         monkeypatch.setattr("bedrockish.engine.background_reads.copy_file", copy_file)
         copy = await donor.copy()  # the next one gets one
         assert copy.size == lent.stat().st_size
-        copy.close()
+        await copy.remove()
+        nursery.cancel_scope.cancel()
+    runtime.leave()
+    engine.close()
+
+
+async def test_node_commits_while_a_copy_of_its_file_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    donor = Donor(runtime.core, engine, runtime.config.database, runtime.durable)
+    begun, committed = threading.Event(), threading.Event()
+
+    def slowly(path: Path) -> None:
+        begun.set()
+        assert committed.wait(10), "the loop waited for the removal"
+        remove(path)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        copy = await donor.copy()
+        monkeypatch.setattr("bedrockish.node.cluster.donor.remove", slowly)
+        async with trio.open_nursery() as removing:
+            removing.start_soon(copy.remove)
+            await trio.to_thread.run_sync(begun.wait)
+            await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+            committed.set()
+        assert not copy.path.exists()
         nursery.cancel_scope.cancel()
     runtime.leave()
     engine.close()

@@ -6,13 +6,14 @@ and another commit would get the same place.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from bedrockish.common.machine import threads_or_unavailable
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage.scratch_files import LENT, remove, scratch_path
@@ -26,9 +27,9 @@ CHUNK_BYTES = 4 << 20
 class Copy:
     """One copy of the node's file, which one client is fetching."""
 
-    def __init__(self, path: Path, size: int, digest: bytes, freed: Callable[[], None]) -> None:
+    def __init__(self, path: Path, size: int, digest: bytes, remove: Callable[[], Awaitable[None]]) -> None:
         self.path, self.size, self.digest = path, size, digest
-        self._freed = freed
+        self.remove = remove  # must be called when the client needs the copy no longer
 
     async def read(self, offset: int) -> bytes:
         """Return the piece at an offset; empty at the end.
@@ -44,12 +45,6 @@ class Copy:
         with open(self.path, "rb") as file:
             file.seek(offset)
             return file.read(CHUNK_BYTES)
-
-    def close(self) -> None:
-        """Remove the copy."""
-        with suppress(OSError):
-            self.path.unlink()
-        self._freed()
 
 
 class Donor:
@@ -102,11 +97,9 @@ class Donor:
             size, digest = await trio.to_thread.run_sync(self._make)
             await self._durable()
         except BaseException:
-            with suppress(OSError):
-                remove(self._path)
-            self._freed()
+            await self._remove()
             raise
-        return Copy(self._path, size, digest, self._freed)
+        return Copy(self._path, size, digest, self._remove)
 
     def _check(self) -> None:
         if self._core.state.trouble:
@@ -125,5 +118,10 @@ class Donor:
                 go_on()
         return self._path.stat().st_size, digest.digest()
 
-    def _freed(self) -> None:
-        self._busy = False
+    async def _remove(self) -> None:
+        """Remove the copy, in a thread: a system takes some tenths of a second for each GB of a file."""
+        try:
+            with suppress(OSError, UnavailableError), threads_or_unavailable(), trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(remove, self._path)
+        finally:
+            self._busy = False

@@ -327,8 +327,8 @@ class Healer:
             except (BedrockishError, JournalError) as error:
                 why.append(f"{source}: {error}")
                 logger.warning("not filled from %s: %s", source, error)
-                with suppress(OSError):
-                    remove(refill.refill_path(self._config.database))  # the next copy needs the space
+                with suppress(OSError):  # the next copy needs the space
+                    await trio.to_thread.run_sync(remove, refill.refill_path(self._config.database))
                 continue
             logger.warning("filling the tables again from %s", source)
             self._restart(RestartError(f"filled again from {source}", copy))

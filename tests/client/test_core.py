@@ -439,6 +439,37 @@ def test_calls_beyond_the_window_wait_until_a_call_ends() -> None:
     assert len(w.sent) == IN_FLIGHT_MAX + 1
 
 
+def test_answer_costs_the_same_however_many_calls_wait_to_be_sent() -> None:
+    w = wire()
+
+    class Counted(dict[int, Any]):
+        looks = 0
+
+        def __getitem__(self, number: int) -> Any:
+            Counted.looks += 1
+            return super().__getitem__(number)
+
+    w.core._calls = Counted(w.core._calls)
+    numbers = [w.call() for _ in range(IN_FLIGHT_MAX + 1000)]
+    w.open()
+    Counted.looks = 0
+    for number in numbers[:100]:
+        w.reply(Answered(number, FINE))
+    assert len(w.sent) == IN_FLIGHT_MAX + 100
+    assert Counted.looks < 1000
+
+
+def test_calls_of_a_lost_link_are_sent_before_calls_that_were_never_sent() -> None:
+    w = wire()
+    numbers = [w.call() for _ in range(IN_FLIGHT_MAX + 10)]
+    w.open()
+    w.close()
+    w.open()
+    assert [call.id for _, call in w.sent] == numbers[:IN_FLIGHT_MAX] * 2
+    w.reply(Answered(numbers[0], FINE))
+    assert w.sent[-1][1].id == numbers[IN_FLIGHT_MAX]
+
+
 def test_closing_the_client_ends_every_open_call() -> None:
     w = wire()
     write = w.call()

@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, assert_never
 
 from bedrockish.api import wire
@@ -141,7 +142,10 @@ class ClientCore:
         self._links: dict[int, _Link] = {}
         self._current: int | None = None
         self._calls: dict[int, _Call] = {}
-        self._unsent: set[int] = set()  # the calls that wait to be sent, for the first time or again
+        # The calls that wait to be sent: those that any link can take, in the order in which they were made; and those
+        # that wait to be sent again, or that need a certain link.
+        self._fresh: dict[int, None] = {}
+        self._again: set[int] = set()
         self._due = math.inf  # the earliest deadline of a call; it may have ended since
         self._bound_links: dict[str, _BoundLink] = {}
         self._numbers = 0
@@ -167,7 +171,7 @@ class ClientCore:
 
         Nearly all calls are sent this way. ``_pump`` would find the same link, but checks all other calls first.
         """
-        if self._unsent or now >= self._due or now >= call.deadline:
+        if self._fresh or self._again or now >= self._due or now >= call.deadline:
             return None
         name = call.name
         if name is not None:
@@ -180,7 +184,10 @@ class ClientCore:
 
     def _add(self, number: int, call: _Call) -> None:
         self._calls[number] = call
-        self._unsent.add(number)
+        if call.name is None:
+            self._fresh[number] = None
+        else:
+            self._again.add(number)
         if call.deadline < self._due:
             self._due = call.deadline
 
@@ -278,7 +285,8 @@ class ClientCore:
             effects.append(Finish(number, error))
         effects.extend(HangUp(number) for number in self._links)
         self._calls.clear()
-        self._unsent.clear()
+        self._fresh.clear()
+        self._again.clear()
         self._links.clear()
         self._current = None
         return effects
@@ -290,10 +298,10 @@ class ClientCore:
 
     def deadline(self) -> float:
         """Return when to call ``woken`` if nothing else happens; infinity for never."""
-        if not self._unsent:
+        if not self._fresh and not self._again:
             return self._due if self._calls else math.inf
         times, ready = [self._due], False
-        for number in self._unsent:
+        for number in (*self._again, *islice(self._fresh, 1)):  # the oldest call is the first to be given up
             call = self._calls[number]
             if call.retry_at > -math.inf:
                 times.append(call.retry_at)
@@ -452,7 +460,7 @@ class ClientCore:
         if call.link is not None and call.link in self._links:
             self._links[call.link].calls.discard(number)
         call.link = None
-        self._unsent.add(number)
+        self._again.add(number)
         call.tries += 1
         rounds, rest = divmod(call.tries, len(self.route.addresses))
         # In the first round the next node is asked at once; in later rounds each attempt waits.
@@ -481,7 +489,8 @@ class ClientCore:
 
     def _forget(self, number: int) -> None:
         call = self._calls.pop(number, None)
-        self._unsent.discard(number)
+        self._fresh.pop(number, None)
+        self._again.discard(number)
         if call is not None and call.link in self._links:
             self._links[call.link].calls.discard(number)
 
@@ -523,7 +532,7 @@ class ClientCore:
     def _pump(self, now: float, effects: list[Effect] | None = None) -> list[Effect]:
         """Return the given effects, followed by all that are due now."""
         effects = [] if effects is None else effects
-        if self._unsent or now >= self._due:
+        if self._fresh or self._again or now >= self._due:
             self._send_calls(now, effects)
         if len(self._links) > (self._current is not None):
             used = {bound.link for bound in self._bound_links.values()}
@@ -536,22 +545,22 @@ class ClientCore:
     def _send_calls(self, now: float, effects: list[Effect]) -> None:
         """End late calls, send the calls that can be sent now, and dial a node if calls wait without any link."""
         self._end_late(now, effects)
-        ready = self._ready(now, effects)
+        ready = self._due_again(now, effects)
         for number in ready:
             self._calls[number].retry_at = -math.inf  # the call's pause is over, so no further wake-up is needed
-        if ready and self._current is None:
+        if (ready or self._fresh) and self._current is None:
             self._dial(now, effects)
         link = self._links.get(self._current) if self._current is not None else None
         if link is not None and link.is_open:
             assert self._current is not None
-            if ready:
-                for number in ready[: max(0, IN_FLIGHT_MAX - len(link.calls))]:
-                    self._send(self._current, link, number, now, effects)
+            room = max(0, IN_FLIGHT_MAX - len(link.calls))
+            for number in [*ready, *islice(self._fresh, room)][:room]:
+                self._send(self._current, link, number, now, effects)
 
-    def _ready(self, now: float, effects: list[Effect]) -> list[int]:
-        """Return the calls that are due and that any node can answer; send or end those that need a certain link."""
+    def _due_again(self, now: float, effects: list[Effect]) -> list[int]:
+        """Return the calls to send again that are due; send or end the calls that need a certain link."""
         ready: list[int] = []
-        for number in sorted(self._unsent):
+        for number in sorted(self._again):
             call = self._calls[number]
             if call.retry_at > now:
                 continue
@@ -588,7 +597,8 @@ class ClientCore:
             effects.append(Finish(call_number, error))
             return
         call.link = number
-        self._unsent.discard(call_number)
+        self._fresh.pop(call_number, None)
+        self._again.discard(call_number)
         link.calls.add(call_number)
         effects.append(Send(number, payload))
 
@@ -646,7 +656,9 @@ class ClientCore:
     def _end_late(self, now: float, effects: list[Effect]) -> None:
         """End the calls whose time is over, or for which no node can be reached."""
         is_due = now >= self._due
-        for number in sorted(self._calls if is_due else self._unsent):
+        if not is_due and self.route.unreachable_since is None:
+            return
+        for number in sorted(self._calls if is_due else (*self._again, *self._fresh)):
             call = self._calls[number]
             waits_for_link = call.link is None and self.route.unreachable_since is not None
             if now < call.deadline and not waits_for_link:

@@ -164,7 +164,7 @@ def _audit(report: ReportPrinter, paths: list[str], limit: int, engine: str, mem
         elif isinstance(told, LawOutcome):
             report.add(told.check, told.says, [_readable(finding._asdict()) for finding in told.findings], told.counts)
         else:
-            report.unseen = dict(told.laws)
+            report.unseen = told
 
 
 def _progress(node: str, entries: int, of: int) -> None:

@@ -14,7 +14,7 @@ from bedrockish.client.in_thread import run
 from bedrockish.common.password_hash import SALT_BYTES, hash_password
 from bedrockish.embedded import Node
 from bedrockish_journal.audit.duck import run_audits
-from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding, UncheckedLaws
+from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
@@ -31,7 +31,7 @@ def asked(paths: list[str]) -> tuple[list[ReportedFinding], dict[str, str], int]
     """Return the findings, the laws that were not checked, and the number of entries."""
     told = list(run_audits(paths, 20))
     found = [one for law in told if isinstance(law, LawOutcome) for one in law.findings]
-    (unseen,) = [one.laws for one in told if isinstance(one, UncheckedLaws)]
+    (unseen,) = [one for one in told if isinstance(one, dict)]
     (counts,) = [one for one in told if isinstance(one, AuditExtent)]
     return found, unseen, counts.entries
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from bedrockish.cli.audit import _about, _readable
-from bedrockish_journal.audit.naming import named
 from bedrockish_journal.audit.queries import FAULT
-from bedrockish_journal.audit.report import ReportedFinding
+from bedrockish_journal.audit.report import ReportedFinding, named
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed

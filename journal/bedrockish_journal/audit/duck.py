@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,11 @@ import duckdb
 import pyarrow as pa
 
 from bedrockish_journal.audit.facts import FACTS, HELD
-from bedrockish_journal.audit.naming import named
-from bedrockish_journal.audit.queries import QUERIES, question
+from bedrockish_journal.audit.queries import QUERIES
 from bedrockish_journal.audit.reading import Progress, Reader
-from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding, UncheckedLaws, counted, finding
+from bedrockish_journal.audit.report import AuditResult, results
 from bedrockish_journal.audit.views import DUCKDB, views
 from bedrockish_journal.model.errors import JournalError
-from bedrockish_journal.model.laws import LAWS
 from bedrockish_journal.spark.source.inputs import find_inputs
 
 MEMORY = "1GB"
@@ -29,14 +28,13 @@ def run_audits(
     # Called now and then with a node, the number of its entries read so far, and an estimate of their total.
     progress: Progress | None = None,
     laws: frozenset[str] = frozenset(QUERIES),  # the laws to check
-) -> Iterator[AuditExtent | LawOutcome | UncheckedLaws]:
-    """Yield the counts of the input, then the outcome of each law, then the laws that were not checked.
+) -> Iterator[AuditResult]:
+    """Yield the ``results`` of an audit.
 
     Raises:
         JournalError: a journal cannot be read, or DuckDB failed.
     """
-    inputs = find_inputs(paths)
-    reader = Reader(inputs, progress)
+    reader = Reader(find_inputs(paths), progress)
     try:
         with tempfile.TemporaryDirectory(prefix="bedrockish-audit-") as directory:
             settings: dict[str, Any] = {
@@ -47,11 +45,7 @@ def run_audits(
             with duckdb.connect(str(Path(directory) / "audit.duckdb"), config=settings) as db:
                 db.execute("SET enable_progress_bar = false")  # DuckDB would print it into the report
                 _load(db, reader)
-                yield _count(db, reader)
-                for law in LAWS:
-                    if law.name in laws:
-                        found, counts = _ask(db, law.name, limit)
-                        yield LawOutcome(law.name, law.brief, named(inputs, found), counts)
+                yield from results(reader, partial(_ask, db), DUCKDB, limit, laws)
     except duckdb.OutOfMemoryException as error:
         raise JournalError(
             f"DuckDB needs more memory than {memory} for this; give more, such as --memory 4GB"
@@ -62,7 +56,6 @@ def run_audits(
         if str(error) == INTERRUPTED:
             raise KeyboardInterrupt from error
         raise
-    yield UncheckedLaws(reader.unseen)
 
 
 def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:
@@ -84,12 +77,5 @@ def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:
     db.commit()
 
 
-def _count(db: duckdb.DuckDBPyConnection, reader: Reader) -> AuditExtent:
-    heads = db.execute("SELECT leader, max(tick) FROM held GROUP BY leader ORDER BY leader").fetchall()
-    ((entries, transactions),) = db.execute("SELECT count(*), count(DISTINCT txid) FROM held").fetchall()
-    return AuditExtent(reader.inputs.nodes, entries, transactions, dict(heads), reader.kept.removed)
-
-
-def _ask(db: duckdb.DuckDBPyConnection, law: str, limit: int) -> tuple[list[ReportedFinding], dict[str, int]]:
-    rows = db.execute(question(law, DUCKDB.names, limit)).fetchall()
-    return [finding(law, row) for row in rows], counted(rows)
+def _ask(db: duckdb.DuckDBPyConnection, query: str) -> list[Any]:
+    return db.execute(query).fetchall()

@@ -1,20 +1,21 @@
 """The audit on many machines: Spark runs the same queries on the same tables as DuckDB does in ``duck``."""
 
+import os
 import re
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from bedrockish_journal.audit.facts import FACTS, facts_of
-from bedrockish_journal.audit.naming import named
-from bedrockish_journal.audit.queries import QUERIES, question
 from bedrockish_journal.audit.reading import TABLES, Reader
-from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding, UncheckedLaws, counted, finding
+from bedrockish_journal.audit.report import AuditResult, results
 from bedrockish_journal.audit.views import SPARK, views
 from bedrockish_journal.model.errors import JournalError
-from bedrockish_journal.model.laws import LAWS
+from bedrockish_journal.spark.export.manifest import files_of
 from bedrockish_journal.spark.session import quiet_session
-from bedrockish_journal.spark.source.inputs import Inputs, find_inputs, read_table
+from bedrockish_journal.spark.source.columns import ddl
+from bedrockish_journal.spark.source.inputs import Inputs, find_inputs
+from bedrockish_journal.spark.source.tables import TABLES as SOURCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,10 +26,8 @@ _OURS = re.compile(r"\bbedrockish\w*\.[\w.]*Error: (.+)")  # an error of this pa
 _STORED = "node leader origin txid command kind seq tick clock repeat prev hash label body"
 
 
-def run_audits(paths: list[str], limit: int) -> Iterator[AuditExtent | LawOutcome | UncheckedLaws]:
-    """Yield the counts of the input, then the outcome of each law, then the laws that were not checked.
-
-    Spark is stopped at the end.
+def run_audits(paths: list[str], limit: int) -> Iterator[AuditResult]:
+    """Start Spark on this machine, yield the ``results`` of an audit, and stop Spark.
 
     Args:
         paths: the journal of each node, from its file, an export or its URL.
@@ -52,25 +51,15 @@ def run_audits(paths: list[str], limit: int) -> Iterator[AuditExtent | LawOutcom
         spark.stop()
 
 
-def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[AuditExtent | LawOutcome | UncheckedLaws]:
+def ask_spark(spark: "SparkSession", inputs: Inputs, limit: int) -> Iterator[AuditResult]:
     """Yield the results of ``run_audits``, in a session that stays open."""
     reader = Reader(inputs)
     kept = _load(spark, inputs, reader)
     try:
-        rows = spark.sql("SELECT leader, max(tick), count(*) FROM held GROUP BY leader ORDER BY leader").collect()
-        ((transactions,),) = spark.sql("SELECT count(DISTINCT txid) FROM held").collect()
-        heads = {leader: tick for leader, tick, _ in rows}
-        reader.leaders.update(heads)
-        entries = sum(count for *_, count in rows)
-        yield AuditExtent(inputs.nodes, entries, transactions, heads, reader.kept.removed)
-        for law in LAWS:
-            if law.name in QUERIES:
-                found, counts = _ask(spark, law.name, limit)
-                yield LawOutcome(law.name, law.brief, named(inputs, found), counts)
+        yield from results(reader, lambda query: spark.sql(query).collect(), SPARK, limit)
     finally:
         for frame in kept:
             frame.unpersist()
-    yield UncheckedLaws(reader.unseen)
 
 
 def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFrame]":
@@ -80,7 +69,7 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
     kept: list[DataFrame] = []
     keep = _checkpoint if inputs.size < TINY_BYTES else partial(_persist, kept)
     reader.begin()
-    stored = read_table(spark, inputs, "commits", _STORED.split())
+    stored = _commits(spark, inputs)
     own = F.unhex(F.sha2(F.concat("prev", "label", "body"), 256)).alias("own")
     cut = (F.shiftleft(F.length("prev").cast("bigint"), 40) + F.length("label")).alias("cut")
     whole = stored.select("*", own, cut).withColumnRenamed("repeat", "again")
@@ -100,6 +89,22 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
     return kept
 
 
+def _commits(spark: "SparkSession", inputs: Inputs) -> "DataFrame":
+    """Return the rows of all journals."""
+    wanted, schema = _STORED.split(), ddl(SOURCE["commits"].columns)
+    parts = []
+    for directory in sorted(set(inputs.exports.values())):
+        nodes = sorted(node for node, place in inputs.exports.items() if place == directory)
+        files = [path for node in nodes for path in files_of(directory, "commits", node)]
+        if files:
+            base = os.path.join(directory, "commits")
+            parts.append(spark.read.schema(schema).option("basePath", base).parquet(*files).select(wanted))
+    if inputs.files or not parts:
+        reader = spark.read.format("bedrockish").option("columns", ",".join(wanted))
+        parts.append(reader.load(",".join(inputs.files.values())))
+    return reduce(lambda one, other: one.unionByName(other), parts)
+
+
 def _persist(kept: "list[DataFrame]", frame: "DataFrame") -> "DataFrame":
     """Cache the rows, so that Spark knows their number, and return the frame.
 
@@ -115,8 +120,3 @@ def _checkpoint(frame: "DataFrame") -> "DataFrame":
     Spark frees the rows when the frame is no longer referenced.
     """
     return frame.localCheckpoint(eager=False)
-
-
-def _ask(spark: "SparkSession", law: str, limit: int) -> tuple[list[ReportedFinding], dict[str, int]]:
-    rows = spark.sql(question(law, SPARK.names, limit)).collect()
-    return [finding(law, row) for row in rows], counted(rows)

@@ -1,6 +1,6 @@
 """Reads the journals of nodes for an audit: entries as Arrow batches, and a node's other records."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,13 +71,15 @@ class Reader:
 
     def __init__(self, inputs: Inputs, progress: Progress | None = None) -> None:
         self.inputs, self.kept, self.progress = inputs, NodeRecords(), progress
-        self.leaders: set[str] = set()
         self._expected: dict[str, int] = {}  # node -> an estimate of the number of its entries
         self._known: set[tuple[bytes, int]] = set()
 
-    @property
-    def unseen(self) -> dict[str, str]:
-        """The laws that were not checked completely, each with the missing input."""
+    def unchecked(self, leaders: Collection[str]) -> dict[str, str]:
+        """Return the laws that were not checked completely, each with the missing input.
+
+        Args:
+            leaders: the timelines in the journals.
+        """
         found: dict[str, str] = {}
         unlisted = sorted({*self.inputs.nodes} - {node for (node,) in self.kept.rows["lists"]})
         if unlisted:
@@ -87,7 +89,7 @@ class Reader:
             found["users"] = f"the memberships in the file of {', '.join(sorted(self.inputs.exports))}"
         if len(self.inputs.nodes) < 2:
             found["fork"] = "the files of other nodes"
-        absent = sorted(self.leaders.difference(self.inputs.nodes))
+        absent = sorted({*leaders}.difference(self.inputs.nodes))
         if absent or len(self.inputs.nodes) < 2:
             found["lost"] = f"the file of {', '.join(absent)}" if absent else "the files of other nodes"
         found["tables"], found["anchor"] = "journal verify --tables", "journal verify --anchor"
@@ -139,7 +141,6 @@ class Reader:
                 text = f"row {row.seq} of the journal has values of types that a journal never has"
                 self.kept.rows["odd"].append((node, str(row.leader), row.tick if type(row.tick) is int else None, text))
                 continue
-            self.leaders.add(row.leader)
             own, cut = entry_hash(row.prev, row.label, row.body), cut_of(row.prev, row.label)
             held.append(held_row(node, row, own, cut))
             if (own, cut) not in self._known:
@@ -178,16 +179,12 @@ class Reader:
             if odd := next(iter(feed.ask(_UNLISTED, ())))[0]:
                 rows["odd"].append((node, None, None, f"bedrockish_joined has {odd} rows that no node writes"))
 
-    def _files(self, node: str, table: str) -> list[str]:
-        directory = self.inputs.exports[node]
-        return [path for path in files_of(directory, table, read_manifest(directory)) if f"/node={node}/" in path]
-
     def _begin_exported(self, node: str) -> None:
         rows = self.kept.rows
-        if found := self._files(node, "pruned"):
+        if found := files_of(self.inputs.exports[node], "pruned", node):
             for row in ds.dataset(found, format="parquet").to_table().to_pylist():
                 rows["mark"].append((node, row["leader"], row["tick"], row["hash"], row["clock"]))
-        if found := self._files(node, "members"):
+        if found := files_of(self.inputs.exports[node], "members", node):
             for row in ds.dataset(found, format="parquet").to_table().to_pylist():
                 if row["clock"] is None:  # the entry of the membership is not in the export
                     place = (node, row["leader"], row["tick"])
@@ -195,7 +192,7 @@ class Reader:
                     rows["left_before"] += row["retired"]
 
     def _exported(self, node: str) -> Iterator[JournalRow]:
-        if not (found := self._files(node, "commits")):
+        if not (found := files_of(self.inputs.exports[node], "commits", node)):
             return
         for part in ds.dataset(found, format="parquet").to_batches(columns=EXPORTED, batch_size=ROWS_MOST // 4):
             for one in part.to_pylist():

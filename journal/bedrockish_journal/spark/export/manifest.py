@@ -119,9 +119,10 @@ def file_of(directory: str, table: str, node: str, span: Span | None) -> Path:
     return Path(directory, table, f"node={node}", name)
 
 
-def files_of(directory: str, table: str, manifest: Manifest) -> list[str]:
-    """Return the files of a table that belong to the export, sorted."""
-    return sorted(str(path) for path, node in _all_files(directory, table) if _is_included(path, node, manifest))
+def files_of(directory: str, table: str, node: str | None = None) -> list[str]:
+    """Return the files of a table that belong to an export, sorted; with ``node``, those of its journal only."""
+    manifest, found = read_manifest(directory), _all_files(directory, table)
+    return sorted(str(path) for path, owner in found if node in (None, owner) and _is_included(path, owner, manifest))
 
 
 def clear(directory: str, manifest: Manifest) -> None:

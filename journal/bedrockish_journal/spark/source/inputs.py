@@ -1,19 +1,14 @@
-"""The input of audits and questions: nodes' files and exports, side by side, as one DataFrame for each table."""
+"""The input of audits: nodes' files, running nodes and exports, side by side."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.export.manifest import files_of, is_export, read_manifest
-from bedrockish_journal.spark.source.columns import ddl
 from bedrockish_journal.spark.source.feeds import expand, is_url, nodes_of, open_feed
 from bedrockish_journal.spark.source.plans import bounds
 from bedrockish_journal.spark.source.tables import TABLES
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 ENTRY_BYTES = 500  # estimate of a file's bytes per entry with small commits
 
@@ -42,8 +37,7 @@ class Inputs:
             _entries(path) * ENTRY_BYTES if is_url(path) else os.path.getsize(path) for path in self.files.values()
         ]
         for directory in set(self.exports.values()):
-            manifest = read_manifest(directory)
-            found += [os.path.getsize(name) for table in TABLES for name in files_of(directory, table, manifest)]
+            found += [os.path.getsize(name) for table in TABLES for name in files_of(directory, table)]
         return sum(found)
 
 
@@ -73,32 +67,3 @@ def find_inputs(paths: Sequence[str]) -> Inputs:
         if node in exports:
             raise JournalError(f"{exports[node]} and {files[node]} both have node {node}; give its journal once")
     return Inputs(files, exports)
-
-
-def read_table(spark: "SparkSession", inputs: Inputs, name: str, columns: Sequence[str] = ()) -> "DataFrame":
-    """Return a table of all nodes; entries that cannot be decoded have rows only in ``commits``.
-
-    Args:
-        columns: the columns wanted; all by default.
-    """
-    wanted = list(columns or TABLES[name].columns)
-    parts = [
-        _export(spark, directory, inputs, name).select(wanted) for directory in sorted(set(inputs.exports.values()))
-    ]
-    if inputs.files or not parts:
-        reader = spark.read.format("bedrockish").option("table", name).option("columns", ",".join(wanted))
-        parts.append(reader.option("malformed", "skip").load(",".join(inputs.files.values())))
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole.unionByName(part)
-    return whole
-
-
-def _export(spark: "SparkSession", directory: str, inputs: Inputs, name: str) -> "DataFrame":
-    """Return a table of an export, with the rows of the nodes that are read from this export."""
-    files = files_of(directory, name, read_manifest(directory))
-    schema = ddl(TABLES[name].columns)
-    if not files:
-        return spark.createDataFrame([], schema)
-    found = spark.read.schema(schema).option("basePath", os.path.join(directory, name)).parquet(*files)
-    return found.where(found["node"].isin([node for node, place in inputs.exports.items() if place == directory]))

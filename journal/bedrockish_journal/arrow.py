@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from bedrockish_journal.spark.source.columns import ARROW
-from bedrockish_journal.spark.source.options import ReadOptions, check_columns
+from bedrockish_journal.spark.source.columns import schema_of
+from bedrockish_journal.spark.source.options import ReadOptions
 from bedrockish_journal.spark.source.reading import parts, read_part
 from bedrockish_journal.spark.source.typed_rows import table_of
 
@@ -35,12 +35,11 @@ def read_journal(path: "str | os.PathLike[str]", **options: str | int) -> pa.Rec
         )
     parsed = ReadOptions.parse({**{name: str(value) for name, value in options.items()}, "path": where})
     table = table_of(parsed)
-    check_columns(table, parsed.name, parsed.columns)
-    columns = {name: table.columns[name] for name in parsed.columns or table.columns}
+    columns = table.chosen(parsed.name, parsed.columns)
     found = parts(parsed, table)
 
     def read() -> Iterator[pa.RecordBatch]:
         for part in found:
             yield from read_part(part, parsed, table, columns)
 
-    return pa.RecordBatchReader.from_batches(pa.schema([(name, ARROW[kind]) for name, kind in columns.items()]), read())
+    return pa.RecordBatchReader.from_batches(schema_of(columns), read())

@@ -26,7 +26,7 @@ from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
 from bedrockish_journal.spark.source.json_rows import parse_row, row_text
 from bedrockish_journal.spark.source.options import ReadOptions
 from bedrockish_journal.spark.source.plans import NO_LIMITS, plan
-from bedrockish_journal.spark.source.source import BedrockishReader
+from bedrockish_journal.spark.source.source import BedrockishReader, BedrockishSource
 from bedrockish_journal.spark.source.tables import TABLES
 from bedrockish_journal.spark.source.typed_rows import table_of
 from tests.spark.worlds import NODES, World, honest, touching
@@ -45,7 +45,7 @@ def files(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def read(path: object, **options: str) -> list[dict[str, Any]]:
     parsed = ReadOptions.parse({"path": str(path), **options})
     table = table_of(parsed)
-    reader = BedrockishReader(parsed, {name: table.columns[name] for name in parsed.columns or table.columns}, table)
+    reader = BedrockishReader(parsed, table.chosen(parsed.name, parsed.columns), table)
     return [row for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()]
 
 
@@ -55,8 +55,6 @@ def read(path: object, **options: str) -> list[dict[str, Any]]:
         ({}, "give the node files"),
         ({"path": "x", "tabel": "commits"}, "no option 'tabel'"),
         ({"path": "x", "table": "rows"}, "no table 'rows'; the tables are commits, changes"),
-        ({"path": "x", "columns": "tick,colour"}, "no column 'colour'"),
-        ({"path": "x", "columns": "tick,tick"}, "selected twice"),
         ({"path": "x", "clock_from": "soon"}, "clock_from cannot be 'soon'"),
         ({"path": "x", "clock_to": str(1 << 63)}, "clock_to cannot be"),
         ({"path": "x", "partition_rows": "0"}, "a whole number from 1"),
@@ -66,6 +64,12 @@ def read(path: object, **options: str) -> list[dict[str, Any]]:
 def test_wrong_options_are_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ReadOptions.parse(options)
+
+
+@pytest.mark.parametrize(("columns", "text"), [("tick,colour", "no column 'colour'"), ("tick,tick", "selected twice")])
+def test_wrong_columns_are_refused(columns: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        BedrockishSource({"path": "x", "columns": columns}).schema()
 
 
 def test_option_path_accepts_lists_globs_and_directories(files: list[Path]) -> None:

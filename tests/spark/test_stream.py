@@ -29,7 +29,7 @@ OF: Offset = {"cluster:id": {}, "table:commits": {}}  # the cluster and the tabl
 def stream(path: object, **options: str) -> BedrockishStreamReader:
     parsed = ReadOptions.parse({"path": str(path), "columns": COLUMNS, **options})
     table = table_of(parsed)
-    return BedrockishStreamReader(parsed, {name: table.columns[name] for name in parsed.columns}, table)
+    return BedrockishStreamReader(parsed, table.chosen(parsed.name, parsed.columns), table)
 
 
 def rows(reader: BedrockishStreamReader, start: Offset, end: Offset) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The audit on one machine by DuckDB, with a temporary database file and a memory limit."""
+"""The audit by DuckDB, with a temporary database file and a memory limit."""
 
 import tempfile
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.rights import needed
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
-from bedrockish_journal.storage.row import JournalRow, decode_parts
+from bedrockish_journal.storage.row import JournalRow, decode_bounded
 
 HELD = pa.schema(
     [
@@ -71,10 +71,10 @@ def held_row(node: str, row: JournalRow, own: bytes, cut: int) -> tuple[Any, ...
 def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
     """Return the row of ``facts`` for the bytes of an entry."""
     try:
-        said, transaction = decode_parts(cut >> 40, label, body)
+        entry = decode_bounded(bytes(cut >> 40), label, body)  # only the length of ``prev`` counts here
     except EntryMalformedError as error:
         return (own, cut, str(error), *(None,) * (len(FACTS) - 3))
-    txid, access_set = transaction.txid, transaction.access_set
+    transaction, txid, access_set = entry.transaction, entry.txid, entry.transaction.access_set
     makes = members = retired = wrong = None
     if transaction.kind == MEMBERS:
         try:
@@ -89,9 +89,9 @@ def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
     spans += [{"low": low, "high": high, "writes": True} for low, high in access_set.write_ranges]
     return (
         *(own, cut, None, wrong_fields(transaction), changed_unwritten(transaction)),
-        *(said.leader, txid.leader, str(txid), transaction.command, transaction.kind, said.adopted_from),
-        *(said.tick, txid.clock, transaction.config, transaction.safe, transaction.schema, transaction.activates),
-        *(sha256(body).digest(), _vector(transaction.base), _vector(said.quorum), list(transaction.commands)),
+        *(entry.leader, txid.leader, str(txid), transaction.command, transaction.kind, entry.adopted_from),
+        *(entry.tick, txid.clock, transaction.config, transaction.safe, transaction.schema, transaction.activates),
+        *(sha256(body).digest(), _vector(entry.after), _vector(entry.quorum), list(transaction.commands)),
         [{"clock": clock, "origin": origin} for clock, origin in transaction.rollbacks],
         [{"user": user, "role": role} for user, role in needed(transaction)],
         *(touched, spans),

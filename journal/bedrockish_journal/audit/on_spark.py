@@ -1,4 +1,4 @@
-"""The audit on many machines: Spark runs the same queries on the same tables as DuckDB does in ``duck``."""
+"""The audit by Spark, which runs the same queries on the same tables as DuckDB does in ``duck``."""
 
 import os
 import re

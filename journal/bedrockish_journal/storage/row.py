@@ -5,9 +5,8 @@ Readers must not trust the columns, which exist for searches. ``entry`` decodes 
 
 from typing import NamedTuple
 
-from bedrockish_journal.model.entry import Entry, Label, decode_entry, decode_label
+from bedrockish_journal.model.entry import Entry, decode_entry
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import Transaction, decode_transaction
 
 _INT64 = 1 << 63
 
@@ -69,25 +68,18 @@ def hashed_entry(prev: bytes, label: bytes, body: bytes, digest: bytes) -> Entry
     return entry
 
 
-def decode_parts(prev_bytes: int, packed_label: bytes, body: bytes) -> tuple[Label, Transaction]:
-    """Return the decoded label and transaction of an entry whose hash is not checked here.
-
-    Args:
-        prev_bytes: the length of the hash of the entry before it.
+def decode_bounded(prev: bytes, label: bytes, body: bytes) -> Entry:
+    """Return the decoded entry of stored bytes, whose numbers fit into integers of SQLite; its hash is not compared.
 
     Raises:
-        EntryMalformedError: the bytes are not an entry, or a number does not fit into an integer of SQLite.
+        EntryMalformedError: the bytes are not an entry, or a number is too large.
     """
     try:
-        label, transaction = decode_label(packed_label), decode_transaction(body)
+        entry = decode_entry(prev, label, body)
     except (RecursionError, OverflowError, TypeError, AttributeError) as error:
         raise EntryMalformedError(f"its bytes are not an entry: {error!r}") from error
-    if prev_bytes != 32:
-        raise EntryMalformedError("prev should be a hash of 32 bytes")
-    if label.txid != transaction.txid:
-        raise EntryMalformedError(f"its label is of {label.txid}, and its body of {transaction.txid}")
-    vectors = (*transaction.base.values(), *label.quorum.values())
-    numbers = (transaction.config, transaction.activates, transaction.safe, transaction.schema)
-    if max(*vectors, *numbers, label.tick) >= _INT64:
+    transaction = entry.transaction
+    numbers = (transaction.config, transaction.activates, transaction.safe, transaction.schema, entry.tick)
+    if max(*entry.after.values(), *entry.quorum.values(), *numbers) >= _INT64:
         raise EntryMalformedError("it has a tick, a version or a clock beyond 2^63")
-    return label, transaction
+    return entry

@@ -169,9 +169,7 @@ def _write_before(directory: str, context: Context) -> None:
         if rows:
             path = file_of(directory, name, context.node, None)
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept, names = _file_columns(name), list(table.columns)
-            made = batch(kept, rows, [names.index(column) for column in kept])
-            pq.write_table(pa.Table.from_batches([made]), path)
+            pq.write_table(pa.Table.from_batches([batch(table.columns, _file_columns(name), rows)]), path)
 
 
 def _file_columns(table: str) -> dict[str, str]:

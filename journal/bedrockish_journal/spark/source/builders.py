@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bedrockish_journal.spark.source.columns import ARROW, Types
+from bedrockish_journal.spark.source.columns import Types, schema_of
 from bedrockish_journal.storage.row import JournalRow
 
 BATCH_ROWS = 1024  # with more rows, Python's garbage collector scans them so often that it costs a third of the time
@@ -43,7 +43,7 @@ def arrow_batch(types: Types, parts: Sequence[Part]) -> pa.RecordBatch:
     Args:
         parts: the rows, which may have further columns.
     """
-    schema = pa.schema([(name, ARROW[kind]) for name, kind in types.items()])
+    schema = schema_of(types)
     made = []
     for _, columns in parts:
         arrays = [pa.array(columns[field.name], type=field.type) for field in schema]

@@ -28,14 +28,13 @@ def ddl(columns: Types) -> str:
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 
-def batch(columns: Types, rows: Sequence[tuple[Any, ...]], places: Sequence[int]) -> pa.RecordBatch:
-    """Return rows as an Arrow batch.
+def schema_of(columns: Types) -> pa.Schema:
+    """Return columns as an Arrow schema."""
+    return pa.schema([(name, ARROW[kind]) for name, kind in columns.items()])
 
-    Args:
-        rows: tuples of all columns of the table.
-        places: the index of each wanted column in such a tuple.
-    """
-    types = [ARROW[kind] for kind in columns.values()]
-    arrays = [pa.array([row[place] for row in rows], type=kind) for place, kind in zip(places, types, strict=True)]
-    schema = pa.schema(list(zip(columns, types, strict=True)))
+
+def batch(table: Types, wanted: Types, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Return the wanted columns of rows as an Arrow batch; the rows are tuples of all columns of the table."""
+    places, schema = {name: place for place, name in enumerate(table)}, schema_of(wanted)
+    arrays = [pa.array([row[places[field.name]] for row in rows], type=field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

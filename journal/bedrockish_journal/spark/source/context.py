@@ -5,17 +5,17 @@ The worker decodes labels and bodies here, with the journal's own code.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import cbor2
 
 from bedrockish_journal.model.changes import ChangeColumns, decode_change_columns
 from bedrockish_journal.model.clock import milliseconds
-from bedrockish_journal.model.entry import Label
+from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import ROWS, Transaction
+from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.source.founding import FoundingRecords
-from bedrockish_journal.storage.row import JournalRow, decode_parts
+from bedrockish_journal.storage.row import JournalRow, decode_bounded
 
 # Indexes of fields in the encoded body, see ``bedrockish_journal.model.transaction``.
 COMMAND, ACCESS_SET, CHANGES = 7, 10, 11
@@ -41,7 +41,7 @@ class Context:
     cluster: str = ""  # the id of the cluster; empty if the journal does not tell it
     keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
     _row: JournalRow | None = None
-    _decoded: "DecodedEntry | EntryMalformedError | None" = None
+    _decoded: Entry | EntryMalformedError | None = None
     _packed_row: JournalRow | None = None
     _packed: list[Any] = field(default_factory=list)
 
@@ -69,13 +69,12 @@ class Context:
             self._packed_row, self._packed = row, packed
         return self._packed[place]
 
-    def decoded(self, row: JournalRow) -> "DecodedEntry | EntryMalformedError":
+    def decoded(self, row: JournalRow) -> Entry | EntryMalformedError:
         """Return a decoded entry, or the error; cached, because several tables may ask for the same row in turn."""
         if self._row is not row or self._decoded is None:
             self._row = row
             try:
-                prev_bytes = len(row.prev) if type(row.prev) is bytes else 0
-                self._decoded = DecodedEntry(*decode_parts(prev_bytes, row.label, row.body))
+                self._decoded = decode_bounded(row.prev, row.label, row.body)
             except EntryMalformedError as error:
                 self._decoded = error
         return self._decoded
@@ -132,13 +131,6 @@ class Context:
             names = tuple(name for name in self.look_up(table) if name in columns)
             found = self.keys[table, columns] = (names, tuple(columns.index(name) for name in names))
         return found
-
-
-class DecodedEntry(NamedTuple):
-    """A decoded entry. Its hash is not computed here, because Spark computes it from the bytes."""
-
-    label: Label
-    transaction: Transaction
 
 
 def head(context: Context, row: JournalRow) -> tuple[Any, ...]:

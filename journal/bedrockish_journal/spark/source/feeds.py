@@ -132,8 +132,15 @@ def nodes_of(
     clusters = {} if clusters is None else clusters
     for path in paths:
         with open_feed(path, access) as feed:
-            check_clusters(clusters, feed.context.cluster, path)
-            node = feed.context.node
+            node, cluster = feed.context.node, feed.context.cluster
+            if cluster:
+                clusters.setdefault(cluster, path)
+            if len(clusters) > 1:  # their nodes may have the same names
+                (one, first), (other, second) = clusters.items()
+                raise JournalError(
+                    f"{shown(first)} is of the cluster {one}, and {shown(second)} of the cluster {other}; read one "
+                    "cluster at a time"
+                )
             head = {leader: high for leader, (_, high) in bounds(feed.ask).items()} if newest else {}
         if node not in found or (newest and covers(head, heads[node])):
             found[node], heads[node] = path, head
@@ -147,27 +154,6 @@ def nodes_of(
                 f"{shown(found[node])} and {shown(path)} of node {node} each lack entries of the other; audit both"
             )
     return found
-
-
-def check_clusters(known: dict[str, str], cluster: str, path: str) -> None:
-    """Check that a journal is of the same cluster as the earlier ones; other clusters may have nodes of equal names.
-
-    Args:
-        known: cluster id -> path of its first journal; the cluster of this journal, if known, is added.
-        cluster: the id of the journal's cluster; empty if it is unknown.
-
-    Raises:
-        JournalError: the journal is of another cluster.
-    """
-    if not cluster:
-        return
-    known.setdefault(cluster, path)
-    if len(known) > 1:
-        (one, first), (other, second) = known.items()
-        raise JournalError(
-            f"{shown(first)} is of the cluster {one}, and {shown(second)} of the cluster {other}; read one cluster at "
-            "a time"
-        )
 
 
 def check_same(context: Context, node: str, cluster: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.spark.source.plans import HIGHEST, LOWEST, NO_LIMITS, BatchLimits
-from bedrockish_journal.spark.source.tables import TABLES, SourceTable
+from bedrockish_journal.spark.source.tables import TABLES
 
 PARTITION_ROWS = 50_000
 BEGINNING, OLDEST, NOW = "beginning", "oldest", "now"
@@ -27,7 +27,7 @@ class ReadOptions:
     table: str = "commits"  # the name of the table
     rows: str | None = None  # the user's table whose changes are wanted, with typed columns, instead of ``table``
     limits: BatchLimits = NO_LIMITS  # the conditions on wanted entries and changes
-    columns: tuple[str, ...] = ()  # the columns wanted, in this order; empty for all
+    columns: tuple[str, ...] | None = None  # the columns wanted, in this order; None for all
     # Commits read by one task; None for the default, by which one task reads all of a running node.
     partition_rows: int | None = None
     skip_malformed: bool = False  # leave out entries that cannot be decoded instead of failing
@@ -65,14 +65,12 @@ class ReadOptions:
         table = options.get("table", "commits")
         if table not in TABLES:
             raise ValueError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
-        rows, columns = options.get("rows"), _names(options, "columns")
+        rows, columns = options.get("rows"), _names(options, "columns") or None
         for other in ("table", "tables"):
             if rows is not None and other in options:
                 raise ValueError(f"the options 'rows' and {other!r} both name tables; leave one out")
         if rows == "":
             raise ValueError("the option 'rows' is empty; it is the name of a table, such as account")
-        if rows is None:
-            check_columns(TABLES[table], table, columns)
         chosen = {name: _choice(options, name) for name in CHOICES}
         access = {name: options[name] for name in ACCESS if name in options}
         if "password" in access and "user" not in access:
@@ -127,16 +125,3 @@ def _number(options: Mapping[str, str], name: str, least: int) -> int | None:
     if not text.isdecimal() or not least <= int(text) < 1 << 63:
         raise ValueError(f"{name} cannot be {text!r}; it is a whole number from {least} to 2^63 - 1")
     return int(text)
-
-
-def check_columns(table: SourceTable, name: str, columns: tuple[str, ...]) -> None:
-    """Check that a table has the wanted columns.
-
-    Raises:
-        ValueError: the table lacks a column, or a column is wanted twice.
-    """
-    for column in columns:
-        if column not in table.columns:
-            raise ValueError(f"the table {name} has no column {column!r}; it has {', '.join(table.columns)}")
-        if columns.count(column) > 1:
-            raise ValueError(f"the column {column!r} is selected twice")

@@ -84,7 +84,7 @@ def batches(
     limits, context.named = options.limits, options.limits.named
     wanted = WantedEntries(limits.clocks, table.kind, not table.bare.issuperset(columns), whole)
     if before and (rows := list(rows_before(context, table, limits))):
-        yield batch(columns, rows, [list(table.columns).index(name) for name in columns])
+        yield batch(table.columns, columns, rows)
     if table.build is None:
         return
     builder = table.build(context, columns)

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bedrockish_journal.spark.source.columns import ddl
-from bedrockish_journal.spark.source.options import ReadOptions, check_columns
+from bedrockish_journal.spark.source.options import ReadOptions
 from bedrockish_journal.spark.source.reading import parts, read_part
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader, StreamTask
 from bedrockish_journal.spark.source.tables import SourceTable
@@ -58,9 +58,7 @@ class BedrockishSource(DataSource):
             ValueError: an option is wrong.
         """
         options = ReadOptions.parse(self.options)
-        table = table_of(options)
-        check_columns(table, options.name, options.columns)
-        return ddl({name: table.columns[name] for name in options.columns or table.columns})
+        return ddl(table_of(options).chosen(options.name, options.columns))
 
     def reader(self, schema: StructType) -> "BedrockishReader":
         """Return the reader of the columns in ``schema``, which may be fewer than the table has.
@@ -80,8 +78,7 @@ class BedrockishSource(DataSource):
 
 
 def _columns(options: ReadOptions, table: SourceTable, schema: StructType) -> dict[str, str]:
-    check_columns(table, options.name, tuple(schema.fieldNames()))
-    wanted = {name: table.columns[name] for name in schema.fieldNames()}
+    wanted = table.chosen(options.name, schema.fieldNames())
     for column in schema.fields:
         kind = wanted[column.name]
         if column.dataType.simpleString() != kind.lower().replace(", ", ","):

@@ -10,7 +10,6 @@ crash has the same rows.
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -87,7 +86,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         for node, path in files.items():
             if self._end is not None and node not in self._end:
                 continue
-            with self._open(path) as feed:
+            with open_feed(path, self.options.access) as feed:
                 self._check_has(feed, node, path, start.get(node, {}))
                 upto = self._upto(feed) if self._end is None else self._end[node]
                 end[node] = advance(feed.ask, path, end.get(node, {}), upto, most)
@@ -147,8 +146,10 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self.options.table if rows is None else f"rows of {folded(rows)}"
 
     def _offset(self, vectors: Offset) -> Offset:
+        """Return the offset of some vectors, with sorted keys, because Spark compares offsets as text."""
         cluster: Offset = {CLUSTER + self._cluster: {}} if self._cluster else {}
-        return ordered({**vectors, **cluster, TABLE + self._table: {}})
+        offset = {**vectors, **cluster, TABLE + self._table: {}}
+        return {node: dict(sorted(vector.items())) for node, vector in sorted(offset.items())}
 
     def _upto(self, feed: OpenJournal) -> dict[str, int] | None:
         """Return the vector up to which the stream may go; None for no limit."""
@@ -157,7 +158,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def _ends(self) -> Offset:
         found: Offset = {}
         for node, path in self._files().items():
-            with self._open(path) as feed:
+            with open_feed(path, self.options.access) as feed:
                 held = {leader: high for leader, (_, high) in bounds(feed.ask).items()}
                 found[node] = held if (upto := self._upto(feed)) is None else upto
         return self._offset(found)
@@ -207,12 +208,9 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._cluster = next(iter(clusters), "")
         return files
 
-    def _open(self, path: str) -> AbstractContextManager[OpenJournal]:
-        return open_feed(path, self.options.access)
-
     def _removed(self, path: str) -> dict[str, int]:
         """Return the last removed tick of each pruned timeline."""
-        with self._open(path) as feed:
+        with open_feed(path, self.options.access) as feed:
             return {leader: low - 1 for leader, (low, _) in bounds(feed.ask).items() if low > 1}
 
 
@@ -221,8 +219,3 @@ _AGAIN = "continue with the former journal, or begin again with a new checkpoint
 
 def _all_shown(files: Mapping[str, str]) -> str:
     return ",".join(map(shown, files.values()))
-
-
-def ordered(offset: Mapping[str, Mapping[str, int]]) -> Offset:
-    """Return an offset with sorted keys, because Spark compares offsets as text."""
-    return {node: dict(sorted(vector.items())) for node, vector in sorted(offset.items())}

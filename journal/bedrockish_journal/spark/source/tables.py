@@ -1,6 +1,6 @@
 """The tables of the data source: their columns, and the functions that make their rows from a stored entry."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from bedrockish_journal.model.access_set import AccessSet, object_of
 from bedrockish_journal.model.changes import decode_statements
-from bedrockish_journal.model.entry import Label, decode_label, wrong_fields
+from bedrockish_journal.model.entry import Entry, decode_label, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Txid
 from bedrockish_journal.spark.source.builders import BATCH_ROWS, Builder
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
 from bedrockish_journal.spark.source.columns import Types, batch
-from bedrockish_journal.spark.source.context import ACCESS_SET, HEAD, Context, DecodedEntry, head
+from bedrockish_journal.spark.source.context import ACCESS_SET, HEAD, Context, head
 from bedrockish_journal.spark.source.founding import decode_members
 from bedrockish_journal.storage.row import JournalRow
 
@@ -33,6 +33,20 @@ class SourceTable:
     kind: str | None = None  # the kind of entries that have rows, without second labels; None for all entries
     bare: frozenset[str] = frozenset()  # the columns that need neither label nor body
 
+    def chosen(self, name: str, columns: Sequence[str] | None) -> dict[str, str]:
+        """Return the names and types of wanted columns; None wants all. ``name`` is the table's name, for errors.
+
+        Raises:
+            ValueError: the table lacks a column, or a column is wanted twice.
+        """
+        wanted = list(self.columns) if columns is None else columns
+        for column in wanted:
+            if column not in self.columns:
+                raise ValueError(f"the table {name} has no column {column!r}; it has {', '.join(self.columns)}")
+            if wanted.count(column) > 1:
+                raise ValueError(f"the column {column!r} is selected twice")
+        return {column: self.columns[column] for column in wanted}
+
 
 class MadeRows:
     """A builder of the columns of a table whose rows are made one by one.
@@ -43,8 +57,7 @@ class MadeRows:
     """
 
     def __init__(self, all_columns: Types, make: Maker, context: Context, types: Types) -> None:
-        self._make, self._context, self._types = make, context, dict(types)
-        self._places = [list(all_columns).index(name) for name in types]
+        self._make, self._context, self._all, self._types = make, context, all_columns, dict(types)
         self._rows: list[tuple[Any, ...]] = []
 
     @property
@@ -64,7 +77,7 @@ class MadeRows:
     def take(self) -> pa.RecordBatch:
         """Return the rows, and start an empty batch."""
         rows, self._rows = self._rows, []
-        return batch(self._types, rows, self._places)
+        return batch(self._all, self._types, rows)
 
 
 def _made(columns: dict[str, str], make: Maker, **more: Any) -> SourceTable:
@@ -78,12 +91,12 @@ def _commits(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]:
         if isinstance(found, EntryMalformedError):
             malformed = str(found)
         else:
-            label, transaction = found
-            adopted_from, isolation, config = label.adopted_from, transaction.isolation, transaction.config
-            after, quorum = list(transaction.base.items()), list(label.quorum.items())
+            transaction = found.transaction
+            adopted_from, isolation, config = found.adopted_from, transaction.isolation, transaction.config
+            after, quorum = list(found.after.items()), list(found.quorum.items())
             joined = list(transaction.commands[1:])
             users = [transaction.user_of(command) for command in transaction.commands]
-            malformed = _disagreement(row, label, transaction)
+            malformed = _disagreement(row, found)
     yield (
         *head(context, row),
         row.seq,
@@ -106,20 +119,21 @@ def _commits(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]:
     )
 
 
-def _disagreement(row: JournalRow, label: Label, transaction: Transaction) -> str | None:
-    if (label.leader, label.tick) != (row.leader, row.tick):
-        return f"the row is of {row.leader}{row.tick}, but its label says {label.leader}{label.tick}"
-    if label.txid != (row.clock, row.origin):
-        return f"the row is of {Txid(row.clock, row.origin)}, but its label says {label.txid}"
+def _disagreement(row: JournalRow, entry: Entry) -> str | None:
+    transaction = entry.transaction
+    if entry.place != (row.leader, row.tick):
+        return f"the row is of {row.leader}{row.tick}, but its label says {entry.leader}{entry.tick}"
+    if entry.txid != (row.clock, row.origin):
+        return f"the row is of {Txid(row.clock, row.origin)}, but its label says {entry.txid}"
     for name, said, hashed in (("command", row.command, transaction.command), ("kind", row.kind, transaction.kind)):
         if said != hashed:
             return f"the row's {name} is {said!r}, but its body says {hashed!r}"
     wrong = wrong_fields(transaction)
     if wrong is not None:
         return wrong
-    origin = label.leader if label.adopted_from is None else label.adopted_from
-    if label.txid.leader != origin:
-        return f"its transaction was led by {label.txid.leader}, not by {origin}"
+    origin = entry.leader if entry.adopted_from is None else entry.adopted_from
+    if entry.txid.leader != origin:
+        return f"its transaction was led by {entry.txid.leader}, not by {origin}"
     return None
 
 
@@ -157,7 +171,7 @@ def _access_sets(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]
 
 def _schema_history(context: Context, row: JournalRow) -> Iterator[tuple[Any, ...]]:
     found = context.decoded(row)
-    activates = (found.transaction.activates or None) if isinstance(found, DecodedEntry) else None
+    activates = (found.transaction.activates or None) if isinstance(found, Entry) else None
     for place, statement in enumerate(context.unpack(row, decode_statements) or ()):
         yield *head(context, row), place, statement, activates
 

@@ -18,7 +18,7 @@ from bedrockish.cli.words import labels
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.key_text import key_text
-from bedrockish_journal.spark.session import check_java, check_pyspark
+from bedrockish_journal.spark.session import check_installed, check_java
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def audit(
         report = ReportPrinter(strict, as_json)
         _check_engine(engine, memory)
         if engine == SPARK:
-            check_pyspark()
+            check_installed("pyspark")
             check_java()
             report.line("starting Spark…")
         _audit(report, list(files), limit, engine, memory)

@@ -7,8 +7,7 @@ from typing import Protocol
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from bedrockish.cli.safe_text import visible
 
@@ -26,28 +25,19 @@ class ShowProgress(Protocol):
         """Show that ``done`` of the ``total`` units of the work ``what`` are done."""
 
 
-class _Name(TextColumn):
-    def __init__(self) -> None:
-        super().__init__("")
-
-    def render(self, task: object) -> Text:
-        """Return the name of the task, never read as markup."""
-        return Text(visible(str(getattr(task, "description", ""))))
-
-
 @contextmanager
 def progress_bar() -> Iterator[ShowProgress]:
     """Show a bar for each reported work, on standard error if that is a terminal."""
     if not sys.stderr.isatty():  # before version 14.3, rich ends a disabled bar with an empty line
         yield lambda what, done, total: None  # noqa: ARG005
         return
-    columns = (_Name(), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as bars:
-        known: dict[str, object] = {}
+        known: dict[str, TaskID] = {}
 
         def told(what: str, done: int, total: int) -> None:
             if what not in known:
-                known[what] = bars.add_task(what, total=total)
-            bars.update(known[what], completed=done)  # type: ignore[arg-type]
+                known[what] = bars.add_task(visible(what), total=total)
+            bars.update(known[what], completed=done)
 
         yield told

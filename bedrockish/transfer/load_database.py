@@ -103,7 +103,8 @@ def read_plan(db: Source, path: Path) -> LoadPlan:
         raise UsageError(f"{path} has {'; '.join(unfit)}")
     shadows = {name for one in made for name in one.shadow_names}
     shown = {one.name for one in made if not one.owns_rows}
-    virtual = [(VIRTUAL, one.name, tables[one.name]) for one in sorted(made, key=_made_later) if one.name in shown]
+    made.sort(key=lambda one: bool(one.shows))  # a table that shows the index of another is made after it
+    virtual = [(VIRTUAL, one.name, tables[one.name]) for one in made if one.name in shown]
     tables = {name: sql for name, sql in tables.items() if name not in shadows | shown}
     named = {name.lower(): name for name in tables}
     references = {
@@ -139,11 +140,6 @@ def _or_dump(path: Path) -> str:
         if re.match(r"\s*(--|/\*|PRAGMA|BEGIN|CREATE|INSERT)", file.read(100), re.IGNORECASE):
             return f"; it is a dump: load it by 'sqlite3 new.db < {path}', and import new.db"
     return ""
-
-
-def _made_later(virtual: VirtualTable) -> bool:
-    """Return whether a virtual table is made after the others, because it shows the index of one of them."""
-    return bool(virtual.shows)
 
 
 def parents_first(names: Iterable[str], references: Mapping[str, Iterable[str]]) -> list[str]:

@@ -10,7 +10,7 @@ from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, enc
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage import store
-from bedrockish_journal.verify.differences import Difference, differences, last_writers
+from bedrockish_journal.verify.differences import UNTOLD, Difference, differences, last_writers
 
 SCHEMA = """
 CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT, balance REAL);
@@ -44,7 +44,7 @@ CASES = [
     ("UPDATE tag SET note = 0 WHERE name = 'c'", [("tag", "'c', 3", "note is 0 and should be 0.0")]),
     ("CREATE INDEX i ON log(line)", [("i", None, "i is not from the journal")]),
     ("ALTER TABLE log ADD COLUMN more", [("log", None, "log is defined differently")]),
-    ("INSERT INTO bedrockish_meta VALUES ('node', 'A')", []),
+    ("INSERT INTO bedrockish_meta VALUES ('node', 'A')", [("", None, UNTOLD)]),
 ]
 
 

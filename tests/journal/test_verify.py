@@ -10,7 +10,8 @@ from bedrockish_journal.model.changes import Value, decode_changes
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import JournalFileError
 from bedrockish_journal.storage import store
-from bedrockish_journal.verify.chain import check_run
+from bedrockish_journal.storage.row import JournalRow
+from bedrockish_journal.verify.chain import Chains
 from bedrockish_journal.verify.entry_rules import majority, quorum
 from bedrockish_journal.verify.verify import verify
 from tests.journal.world import NODES, World
@@ -382,11 +383,15 @@ def test_two_conflicting_adoptions_never_both_pass() -> None:
         assert 2 * quorum(n) + 2 > n + (n - 1) // 2
 
 
-def test_check_run_checks_a_list_of_entries_without_a_file(world: World) -> None:
+def test_chains_check_entries_without_a_file(world: World) -> None:
+    def laws(rows: list[JournalRow]) -> set[str]:
+        chains = Chains("A")
+        return {finding.check for row in rows for finding in chains.check(row)}
+
     rows = list(store.scan_stored(world.nodes["A"].db))
-    assert check_run(rows) == []
-    assert {finding.check for finding in check_run([*rows[:5], *rows[6:]])} == {"density"}
-    assert {finding.check for finding in check_run([*rows, rows[-1]])} == {"density"}
+    assert laws(rows) == set()
+    assert laws([*rows[:5], *rows[6:]]) == {"density"}
+    assert laws([*rows, rows[-1]]) == {"density"}
 
 
 def test_entry_after_a_retirement_needs_the_whole_timeline(tmp_path: Path) -> None:

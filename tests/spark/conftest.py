@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bedrockish_journal.spark.session import SparkUnavailableError, check_java, check_pyspark, quiet_session
+from bedrockish_journal.spark.session import SparkUnavailableError, check_installed, check_java, quiet_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def spark() -> "Iterator[SparkSession]":
     """Return a session with the data source registered."""
     try:
-        check_pyspark()
+        check_installed("pyspark", "pyarrow")
         check_java()
     except SparkUnavailableError as error:
         pytest.skip(str(error))

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from bedrockish.cli.audit import ReportPrinter, audit
 from bedrockish_journal.audit import duck
-from bedrockish_journal.spark.session import SparkUnavailableError, check_java, check_pyspark
+from bedrockish_journal.spark.session import SparkUnavailableError, check_installed, check_java
 from tests.spark.test_audits import spoil
 from tests.spark.worlds import honest
 
@@ -64,7 +64,7 @@ def test_missing_pyspark_names_the_package(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SparkUnavailableError, match=r"pip install 'bedrockish\[spark\]'"):
-        check_pyspark()
+        check_installed("pyspark", "pyarrow")
 
 
 FORKING = """

@@ -22,8 +22,8 @@ from bedrockish_journal.model.order import replay_order
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.storage.row import JournalRow
-from bedrockish_journal.verify.chain import check_run
-from bedrockish_journal.verify.entry_rules import Audit
+from bedrockish_journal.verify.chain import Chains
+from bedrockish_journal.verify.entry_rules import EntryRules
 from bedrockish_journal.verify.snapshots import TransactionSnapshots
 from tools.sim.clients import Call
 from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, reads_journal, run_together, wants_clock
@@ -97,16 +97,16 @@ class Histories:
         def original(clock: int, origin: str, _seq: int) -> bytes | None:
             return bodies.get(Txid(clock, origin))
 
-        audit = Audit("all", founding, original, is_checked=lambda _: True)
-        findings, snapshots = list(audit.begin()), TransactionSnapshots()
+        rules = EntryRules("all", founding, original, is_checked=lambda _: True)
+        findings, snapshots = list(rules.begin()), TransactionSnapshots()
         ends = self._ends_of_retired()
         entries = [entry for (leader, tick), entry in self.entries.items() if tick <= ends.get(leader, tick)]
         for seq, entry in enumerate(replay_order(entries, Random(self.world.options.seed).random)):
             is_repeat = entry.txid in bodies
             bodies.setdefault(entry.txid, entry.transaction.body)
-            findings += audit.check(_stored(seq, entry, is_repeat))
+            findings += rules.check(_stored(seq, entry, is_repeat))
             snapshots.add(entry)
-        findings += snapshots.check("all", audit.retired, lambda txid: sorted(self.places.get(txid, ())))
+        findings += snapshots.check("all", rules.retired, lambda txid: sorted(self.places.get(txid, ())))
         for finding in findings:
             self.broken(f"journals obey the law {finding.check}", finding.text)
 
@@ -127,9 +127,10 @@ class Histories:
         """Check that timelines are dense, hash-linked and the same on all nodes, and that commands happen once."""
         for name, machine in self.world.machines.items():
             run = [entry for timeline in machine.disk.seen.timelines.values() for entry in timeline]
-            for finding in check_run((_stored(0, entry, is_repeat=False) for entry in run), name):
-                self.broken("timelines are whole", finding.text)
+            chains = Chains(name)
             for entry in run:
+                for finding in chains.check(_stored(0, entry, is_repeat=False)):
+                    self.broken("timelines are whole", finding.text)
                 if self.entries.setdefault(entry.place, entry).hash != entry.hash:
                     self.broken("timelines do not fork", f"{entry.place} differs on {name}")
         commands: dict[str, Txid] = {}

@@ -86,15 +86,6 @@ def check_installed(*packages: str) -> None:
             raise SparkUnavailableError(f"{name} is not installed; pip install 'bedrockish[spark]'") from error
 
 
-def check_pyspark() -> None:
-    """Check that pyspark and pyarrow are installed.
-
-    Raises:
-        SparkUnavailableError: one of the two packages is missing.
-    """
-    check_installed("pyspark", "pyarrow")
-
-
 def quiet_session(
     name: str = "bedrockish", cores: int | None = None, memory: str = "2g", *, brief: bool = False
 ) -> "SparkSession":
@@ -108,7 +99,7 @@ def quiet_session(
     Raises:
         SparkUnavailableError: pyspark or Java is missing or too old, or the JVM did not start.
     """
-    check_pyspark()
+    check_installed("pyspark", "pyarrow")
     check_java()
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway

@@ -4,7 +4,7 @@ before it, and each hash is the hash of the content stored with it.
 Findings are data, not exceptions, because an auditor wants all findings of all files at once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bedrockish_journal.model.entry import GENESIS, entry_hash
@@ -15,9 +15,7 @@ from bedrockish_journal.storage.row import JournalRow
 class Finding:
     """A violation of a law."""
 
-    # The broken law: ``hash``, ``link``, ``density``, ``bytes``, ``columns``, ``label``, ``causality``, ``clock``,
-    # ``txid``, ``command``, ``quorum``, ``members``, ``fork``, ``lost`` ….
-    check: str
+    check: str  # the name of the broken law (``bedrockish_journal.model.laws``)
     node: str  # the node in whose file the violation was found
     leader: str | None = None  # the timeline
     tick: int | None = None  # the place in the timeline
@@ -57,12 +55,6 @@ class Chains:
 
     def _finding(self, check: str, row: JournalRow, text: str) -> Finding:
         return Finding(check, self.node, row.leader, row.tick, text=text)
-
-
-def check_run(rows: Iterable[JournalRow], node: str = "") -> list[Finding]:
-    """Return the faults of entries in their order; the entries of each timeline must begin at tick 1."""
-    chains = Chains(node)
-    return [finding for row in rows for finding in chains.check(row)]
 
 
 def _short(digest: bytes) -> str:

@@ -17,6 +17,7 @@ from bedrockish_journal.storage.wide_rows import all_of, any_of, select
 
 SHOWN_MAX = 60  # most characters of a value in a sentence
 INDEXED = 16  # number of a key's columns by which a row is looked up; further ones are compared
+UNTOLD = "the tables differ from a replay of the journal, and no row shows the difference"
 ZERO = "bedrockish_zero"  # an SQL function that distinguishes -0.0 from 0.0
 
 
@@ -29,7 +30,7 @@ class Difference(NamedTuple):
 
 
 def differences(path: str, should_be: str, limit: int) -> list[Difference]:
-    """Return the first differences between a database and the expected one, by table and key.
+    """Return the first differences between a database and the expected one, whose digests differ, by table and key.
 
     Args:
         path: the database; no other program may write to it during the comparison.
@@ -38,7 +39,7 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
     try:
         db.execute("ATTACH ? AS journaled", (should_be,))
         db.create_scalar_function(ZERO, lambda *values: str(values[0]), 1, deterministic=True)
-        return list(islice(_all(db), limit))
+        return list(islice(_all(db), limit)) or [Difference("", None, UNTOLD)]
     finally:
         db.close(True)
 

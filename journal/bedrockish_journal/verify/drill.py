@@ -83,7 +83,6 @@ def drill(
             found.unproven = "" if proof.exists() else why_not
             if proof.exists() and digest(proof) != found.digest:
                 found.faults += [f"tables: {one.text}" for one in differences(str(made), str(proof), FAULTS_MAX)]
-                found.faults = found.faults or ["tables: they differ from a replay of the journal"]
         except (apsw.Error, JournalError) as error:
             found.faults.append(f"it cannot be restored: {error}")
     if _applied(path) != began:

@@ -24,12 +24,6 @@ _CLOCK_MAX = (1 << 64) - 1
 _GAP_MAX = 1_000_000  # a larger gap, as before an altered tick, gets no clocks: they could fill the memory
 
 
-def _fields(entry: Entry, finding: MakeFinding) -> Iterator[Finding]:
-    wrong = wrong_fields(entry.transaction)
-    if wrong is not None:
-        yield finding("bytes", wrong)
-
-
 def quorum(voters: int) -> int:
     """Return the number of ``voters`` that must approve a transaction: max(n//2 + 1, (n + f)//2), f = (n - 1)//2."""
     return max(voters // 2 + 1, (voters + (voters - 1) // 2) // 2)
@@ -60,7 +54,7 @@ class _RunningMaximum:
         return self._values[place - 1] if place else 0
 
 
-class Audit:
+class EntryRules:
     """The checks of one node's journal, entry by entry in the order in which the node applied them.
 
     Why so large: Each rule uses one entry and facts of the entries before it, which one pass collects for all rules.
@@ -82,12 +76,10 @@ class Audit:
         """Start at an empty database, or at the beginning of the file's journal."""
         self._memberships = memberships or {}
         self._is_checked = is_checked
-        self._seen_ticks: dict[
-            str, dict[str, _RunningMaximum]
-        ] = {}  # timeline -> node -> last tick of the node that entries had seen
-        self._approval_ticks: dict[
-            str, dict[str, _RunningMaximum]
-        ] = {}  # timeline -> node -> the node's tick when it approved entries
+        # timeline -> node -> last tick of the node that entries had seen
+        self._seen_ticks: dict[str, dict[str, _RunningMaximum]] = {}
+        # timeline -> node -> the node's tick when it approved entries
+        self._approval_ticks: dict[str, dict[str, _RunningMaximum]] = {}
         self.node, self.original = node, original
         self.chains = Chains(node)
         self.applied: dict[str, int] = {}
@@ -146,8 +138,7 @@ class Audit:
         """Yield the faults that show after the last entry."""
         for leader, mark in self._removed.items():
             if self.applied[leader] == mark.tick:
-                text = f"{leader} is removed up to {leader}{mark.tick}"
-                text += ", its last entry, which no node removes"
+                text = f"{leader} is removed up to {leader}{mark.tick}, its last entry, which no node removes"
                 yield Finding("density", self.node, leader, mark.tick, text=text)
 
     def check(self, row: JournalRow) -> Iterator[Finding]:
@@ -172,13 +163,14 @@ class Audit:
             yield from self._columns(row, entry, finding)
             self.was_checked = self._is_checked(row)
             if not self.was_checked:
-                yield from _fields(entry, finding)
-                right = lacking(self._memberships.get(entry.transaction.config), entry.transaction)
-                if right is not None:
-                    yield finding("users", right)
-                unwritten = changed_unwritten(entry.transaction)
-                if unwritten is not None:
-                    yield finding("writes", unwritten)
+                membership = self._memberships.get(entry.transaction.config)
+                for law, wrong in (
+                    ("bytes", wrong_fields(entry.transaction)),
+                    ("users", lacking(membership, entry.transaction)),
+                    ("writes", changed_unwritten(entry.transaction)),
+                ):
+                    if wrong is not None:
+                        yield finding(law, wrong)
             yield from self._label(entry, finding)
             if entry.tick > self._end_ticks.get(entry.leader, entry.tick) and not row.repeat:
                 yield finding(
@@ -206,11 +198,10 @@ class Audit:
 
     def _record(self, entry: Entry) -> None:
         """Record the vector that an entry had seen, and its approvers."""
-        limit = _CLOCK_MAX
         for numbers, kept in ((entry.after, self._seen_ticks), (entry.quorum, self._approval_ticks)):
             of = kept.setdefault(entry.leader, {})
             for node, tick in numbers.items():
-                if tick <= limit:
+                if tick <= _CLOCK_MAX:
                     of.setdefault(node, _RunningMaximum()).add(entry.tick, tick)
 
     def _advance(self, leader: str, tick: int, clock: int) -> None:

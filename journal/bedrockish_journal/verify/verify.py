@@ -25,7 +25,7 @@ from bedrockish_journal.storage.row import JournalRow
 from bedrockish_journal.storage.store import applied, find_places, heads, open_readonly, read_meta, scan_stored
 from bedrockish_journal.verify.chain import Finding
 from bedrockish_journal.verify.conflicts import Conflicts
-from bedrockish_journal.verify.entry_rules import Audit
+from bedrockish_journal.verify.entry_rules import EntryRules
 from bedrockish_journal.verify.exactly_once import Commands
 from bedrockish_journal.verify.snapshots import TransactionSnapshots
 
@@ -108,13 +108,13 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
             is_checked = _in_first_file(opened[0][1]) if counts else lambda _row: False
             claims[node] = read_claims(db.execute, node)
             findings += [Finding(one.law, node, one.leader, one.tick, text=one.text) for one in claims[node].wrong]
-            audit, count = _verify_one(
+            rules, count = _verify_one(
                 node, path, db, findings, progress, is_checked, (conflicts, snapshots), claims[node].memberships
             )
             counts.append(count)
-            for leader, version in audit.retired.items():
+            for leader, version in rules.retired.items():
                 retired[leader] = min(version, retired.get(leader, version))
-            for version, voters in audit.memberships.items():
+            for version, voters in rules.memberships.items():
                 who = frozenset(name for name, votes in voters.items() if votes)
                 members.setdefault(version, {}).setdefault(who, []).append(node)
         findings += _other_members(members)
@@ -210,7 +210,7 @@ def _verify_one(
     is_checked: Callable[[JournalRow], bool],
     together: tuple[Conflicts, TransactionSnapshots],
     memberships: Mapping[int, Membership],
-) -> tuple[Audit, FileCounts]:
+) -> tuple[EntryRules, FileCounts]:
     founding = read_meta(db, "bootstrap")
 
     def original(clock: int, origin: str, before: int) -> bytes | None:
@@ -220,32 +220,32 @@ def _verify_one(
 
     removed = _removed(node, db, findings)
     founded = founding if isinstance(founding, bytes) else None
-    audit = Audit(node, founded, original, removed, is_checked=is_checked, memberships=memberships)
-    findings.extend(audit.begin())
+    rules = EntryRules(node, founded, original, removed, is_checked=is_checked, memberships=memberships)
+    findings.extend(rules.begin())
     commands = Commands(node)
     for row in scan_stored(db):
         if row.is_well_typed:
-            findings.extend(audit.check(row))
-            commands.add(row, audit.entry)
-            if audit.entry is not None and not audit.was_checked:
+            findings.extend(rules.check(row))
+            commands.add(row, rules.entry)
+            if rules.entry is not None and not rules.was_checked:
                 for one in together:
-                    one.add(audit.entry)
+                    one.add(rules.entry)
         else:
             commands.add(row, None)
             text = f"row {row.seq} of the journal has values of types that a journal never has"
             findings.append(Finding("columns", node, text=text))
-        if progress is not None and audit.entries % PROGRESS_EVERY == 0:
-            progress(node, audit.entries)
-    findings.extend(audit.end())
+        if progress is not None and rules.entries % PROGRESS_EVERY == 0:
+            progress(node, rules.entries)
+    findings.extend(rules.end())
     findings.extend(_twice(node, db))
     findings.extend(commands.check(db))
     commands.close()
     if progress is not None:
-        progress(node, audit.entries)
-    applied_here = dict(sorted(audit.applied.items()))
+        progress(node, rules.entries)
+    applied_here = dict(sorted(rules.applied.items()))
     begins = {leader: mark.tick for leader, mark in sorted(removed.items())}
-    counts = FileCounts(node, path, audit.entries, audit.repeats, audit.adopted, applied_here, audit.nodes, begins)
-    return audit, counts
+    counts = FileCounts(node, path, rules.entries, rules.repeats, rules.adopted, applied_here, rules.nodes, begins)
+    return rules, counts
 
 
 def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[FileCounts]) -> int:

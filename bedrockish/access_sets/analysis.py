@@ -21,8 +21,8 @@ from bedrockish.access_sets.effort import Check, TooCostlyError, unlimited
 from bedrockish.access_sets.readset import ReadPlan, analyse, analyse_coarsely, lengths_of
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.writeset import WriteKeys
-from bedrockish.sqltext.literal_inserts import LongerLists, with_longer_lists
 from bedrockish.sqltext.session_settings import NONE, Settings, with_settings
+from bedrockish.sqltext.text_forms import LongerLists, with_longer_lists
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 

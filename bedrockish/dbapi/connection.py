@@ -24,7 +24,6 @@ from bedrockish.dbapi.places import LOCK_S, place_of
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
-from bedrockish.sqltext.literal_inserts import with_parameters
 from bedrockish.sqltext.statement_kinds import inserts, kind_of
 from bedrockish_journal.storage.virtual_tables import is_loaded_by_nodes
 
@@ -539,13 +538,10 @@ class Connection:
                     return None
                 read = link.read_again(sql, params, session.read)
                 return None if read is None else (read[0], read[1], -1, None, read[2])
-            text = sql
-            if not params and (found := with_parameters(sql)) is not None:
-                text, params = found
             if not self._lock.acquire(blocking=not only_brief):
                 return None
             try:
-                done = session.run_again(text, params, only_brief=only_brief)
+                done = session.run_again(sql, params, only_brief=only_brief)
             finally:
                 self._lock.release()
         except BedrockishError as error:

@@ -11,7 +11,7 @@ from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.catalog import read_schema
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import analyse
-from bedrockish.sqltext.literal_inserts import LONGER_MAX, longer_length, with_longer_lists
+from bedrockish.sqltext.text_forms import LONGER_MAX, longer_length, with_longer_lists
 
 DDL = """
 CREATE TABLE plain(id INTEGER PRIMARY KEY, name TEXT COLLATE NOCASE UNIQUE, number INTEGER, note);

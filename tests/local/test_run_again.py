@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections import defaultdict
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import date
 from typing import Any
 
@@ -99,6 +99,72 @@ def test_known_statements_run_again_with_the_results_of_sqlite3(node: LocalNode,
             assert sum(runs) == 11
             rows = f"SELECT * FROM {table} ORDER BY id"
             assert other.execute(rows).rows == plain.execute(rows).fetchall()
+
+
+def told_of_literals(db: Any, table: str) -> list[Any]:
+    """Run texts that differ only in their literals in one transaction; return the results of the DB-API."""
+    said: list[Any] = []
+    for number in range(1, 9):
+        for sql in (
+            f"INSERT INTO {table} VALUES ({number}, 'x{number}', NULL), ({number + 50}, 'it''s {number}', -{number}.5)",
+            f"UPDATE {table} SET b = {number}, a = 'y{number}' WHERE id = {number} AND a <> 'none'",
+            f"SELECT a, b = 1, b FROM {table} WHERE id = {number}",
+            f"SELECT count(*) FROM {table} WHERE id IN ({number}, 51, {number + 1}) OR b BETWEEN -3 AND {number}",
+            f"UPDATE {table} SET a = 'taken' WHERE id = {number}",
+            f"DELETE FROM {table} WHERE id > {number + 50} AND a = 'y'",
+        ):
+            try:
+                cursor = db.execute(sql)
+            except (sqlite3.IntegrityError, dbapi.IntegrityError):
+                said.append(("taken", db.in_transaction))
+            else:
+                names = [column[0] for column in cursor.description or ()]
+                said += [names, cursor.fetchall(), cursor.rowcount, db.total_changes]
+                said.append(cursor.lastrowid if sql.startswith("INSERT") else None)
+    return said
+
+
+def test_texts_that_differ_in_literals_run_again_with_the_results_of_sqlite3(
+    node: LocalNode, table: str, runs: list[bool]
+) -> None:
+    with bedrockish.connect(node.database) as other:
+        other.execute(SCHEMA.format(table))
+        other.execute(f"INSERT INTO {table} VALUES (100, 'taken', 0)")
+    with closing(sqlite3.connect(":memory:")) as plain:
+        plain.execute(SCHEMA.format(table))
+        plain.execute(f"INSERT INTO {table} VALUES (100, 'taken', 0)")
+        before = plain.total_changes
+        expected = told_of_literals(plain, table)
+        rows = plain.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
+    with closing(dbapi.connect(node.database)) as mine:
+        mine.execute(f"UPDATE {table} SET b = 0 WHERE id = 100")
+        assert mine.total_changes == before
+        assert told_of_literals(mine, table) == expected
+        assert sum(runs) > 15
+        with pytest.raises(dbapi.IntegrityError) as caught:
+            mine.execute(f"UPDATE {table} SET a = 'taken' WHERE id = 5")
+        assert caught.value.details["sql"] == f"UPDATE {table} SET a = 'taken' WHERE id = 5"
+        mine.commit()
+        assert mine.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() == rows
+
+
+def test_keys_of_a_read_with_literals_are_certified(node: LocalNode, table: str, runs: list[bool]) -> None:
+    with closing(dbapi.connect(node.database)) as mine, bedrockish.connect(node.database) as other:
+        other.execute(SCHEMA.format(table))
+        other.execute(f"INSERT INTO {table} VALUES (1, 'a', 0), (2, 'b', 0), (3, 'c', 0), (9, 'd', 0)")
+        for changed, is_lost in ((3, True), (1, False)):
+            mine.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 9")
+            for number in (1, 2):
+                mine.execute(f"SELECT b FROM {table} WHERE id = {number}").fetchall()
+            mine.rollback()
+            mine.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 9")
+            runs.clear()
+            assert len(mine.execute(f"SELECT b FROM {table} WHERE id = 3").fetchall()) == 1
+            assert runs == [True]
+            other.execute(f"UPDATE {table} SET b = b + 1 WHERE id = {changed}")
+            with pytest.raises(dbapi.OperationalError) if is_lost else nullcontext():
+                mine.commit()
+            mine.rollback()
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,14 @@ from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
 from bedrockish.engine.statements.rights import Access, Rights
 from bedrockish.engine.statements.settings import settled
 from bedrockish.errors import BedrockishError, SqlError
-from bedrockish.sqltext.literal_inserts import BLANKS, with_parameters
 from bedrockish.sqltext.session_settings import NONE, Settings, split_settings
-from bedrockish.sqltext.statement_ends import statement_start
+from bedrockish.sqltext.statement_ends import first_word, statement_start
+from bedrockish.sqltext.text_forms import BLANKS, Form, with_parameters
 from bedrockish_journal.model.membership import ADMIN, OWNER
 
 TEXTS_MAX, TEXTS_BYTES = 2_000, 16 << 20  # compiled texts in the cache, and their bytes
 TEXT_CHARACTERS = 64 << 10  # longer texts are not cached
-FORMS_MAX = 500  # forms of INSERTs of literals that are remembered, each of at most ``literal_inserts.FORM_MAX``
+FORMS_MAX = 500  # forms of texts that are remembered, each of at most ``text_forms.FORM_MAX``
 TEXT_BYTES = TEXTS_BYTES // 8  # a text whose compiled statements take more bytes is not cached
 
 
@@ -45,7 +45,7 @@ class CompiledTexts:
         self._again: dict[str, Recipe | None] = {}  # text -> the result of ``again``
         # Texts that have run, write rows, have no settings and call no function about their transaction.
         self.only_writes: set[str] = set()
-        self._forms = set[str]()  # INSERTs of literals that have run, with parameters in place of the literals
+        self._forms = set[str]()  # the forms of texts of literals that have run, if their tables allow forms
         self._weight = 0  # approximate bytes of the cached texts
         self._tables: Tables
         self._analysis: Analysis
@@ -65,6 +65,7 @@ class CompiledTexts:
         """
         self._tables, self._analysis = tables, analysis
         self.forget()
+        self._forms.clear()
         self._guard.virtual, self._guard.expansion = tables.virtual, Expansion(tables.definitions, known)
         self._views = frozenset(folded(row.name) for row in tables.definitions.latent if row.kind == "view")
 
@@ -135,7 +136,7 @@ class CompiledTexts:
         # Statements after a schema statement are compiled for a schema that is rolled back.
         if until_schema and statement.sql not in texts:
             self._cache(texts, statement.sql, found)
-        if form and statement.sql in texts:
+        if form and statement.sql in texts and self._allows_form(found[0], form):
             self._note_form(form)
 
     def _cache(self, texts: dict[str, tuple[Compiled, ...]], sql: str, found: Sequence[Compiled]) -> None:
@@ -258,18 +259,18 @@ class CompiledTexts:
     ) -> tuple[tuple[Compiled, ...] | None, Any, str]:
         """Return the compiled statements of a text, or of its form with parameters, their values, and the form.
 
-        The statements are None if neither is known. The form is empty unless the text is an INSERT of literals.
+        The statements are None if neither is known. The form is empty for a text without literals.
         """
         sql = statement.sql
         if (known := texts.get(sql)) is not None or statement.params:
             return known, statement.params, ""
         form, values = with_parameters(sql) or ("", ())
-        if (known := texts.get(form)) is None:
+        if form not in self._forms or (known := texts.get(form)) is None:
             return None, statement.params, form
         return (replace(known[0], client_text=sql.strip(BLANKS)),), values, form
 
     def _compile_form(self, form: str, texts: dict[str, tuple[Compiled, ...]], rights: Rights | None) -> None:
-        """Compile and cache a form of INSERTs; cache none that fails, so that the client's text raises the error."""
+        """Compile and cache a form; cache none that fails, so that the client's text raises the error."""
         try:
             with self._governor.judging(form):
                 piece, _ = self._compile_next(form, 0, NONE, rights)
@@ -278,6 +279,30 @@ class CompiledTexts:
         if piece.kind == WRITE:
             piece.with_ids = self.with_ids(piece)
         self._cache(texts, form, [piece])
+
+    def known_form(self, sql: str) -> Form | None:
+        """Return the known form of a text of literals that has not run itself, and the values; None without one."""
+        if sql in self._all.texts:
+            return None
+        form = with_parameters(sql)
+        return form if form is not None and form[0] in self._forms else None
+
+    def _allows_form(self, piece: Compiled, form: str) -> bool:
+        """Return whether SQLite runs the form of a statement as fast as its literals.
+
+        A partial index, or one on an expression, may need a literal, and a module of virtual tables may look for one.
+        """
+        if piece.kind == WRITE and first_word(form) in ("INSERT", "REPLACE") and "select" not in form.lower():
+            return True  # no literal is compared with a column, but for ON CONFLICT, whose form may fail to compile
+        for name in piece.reads | piece.writes:
+            if folded(name) in self._views:
+                continue
+            captured, table = self._tables.by_name.get(name), self._analysis.schema.tables.get(name)
+            if captured is None or captured.virtual or table is None:
+                return False
+            if any(index.partial or index.opaque for index in table.indexes):
+                return False
+        return True
 
     def _note_form(self, form: str) -> None:
         if len(self._forms) >= FORMS_MAX:

@@ -34,6 +34,7 @@ from bedrockish.errors import (
     UsageError,
     transaction_ended,
 )
+from bedrockish.sqltext.text_forms import Form
 from bedrockish.sqltext.transaction_control import RELEASE, SAVEPOINT, Control, savepoint_of
 from bedrockish_journal.model.access_set import READS, WRITES
 
@@ -384,7 +385,25 @@ class OverlayTransaction:
     def run_again(
         self, sql: str, values: tuple[Any, ...] | dict[str, Any], room: int, *, only_brief: bool = False
     ) -> Result | None:
-        """Run a text that has run before, as ``Interactive.run_again`` does."""
+        """Run a text that has run before, or one with a known form, as ``Interactive.run_again`` does."""
+        form = None if values else self._known_form(sql)
+        if form is None:
+            return self._run_again(sql, values, room, only_brief=only_brief)
+        try:
+            return self._run_again(*form, room, only_brief=only_brief)
+        except BedrockishError as error:
+            if "sql" in error.details:
+                error.details = {**error.details, "sql": sql}
+            raise
+
+    def _known_form(self, sql: str) -> Form | None:
+        """Return the form and the values with which a text of literals runs; None if it runs as it is."""
+        writer = self.workspace.lend_for_reads() if self._writer is None else self._writer
+        return None if writer is None else writer.executor.texts.known_form(sql)
+
+    def _run_again(
+        self, sql: str, values: tuple[Any, ...] | dict[str, Any], room: int, *, only_brief: bool
+    ) -> Result | None:
         if self.early is not None:
             recipe = self.early.recipe(sql) if self._end is None else None
             if recipe is not None:

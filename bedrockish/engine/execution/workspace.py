@@ -244,9 +244,15 @@ class Workspace:
         return writer
 
     def knows_read(self, sql: str, *, only_brief: bool) -> bool:
-        """Return whether a text that reads has a recipe, which is brief if ``only_brief``; any thread may call it."""
-        writer = self._writer
-        recipe = None if writer is None else writer.executor.texts.made_again(sql)
+        """Return whether a text that reads has a recipe, which is brief if ``only_brief``; any thread may call it.
+
+        If the text has literals and no parameters, its form may have the recipe.
+        """
+        if self._writer is None:
+            return False
+        texts = self._writer.executor.texts
+        form = texts.known_form(sql)
+        recipe = texts.made_again(sql if form is None else form[0])
         return recipe is not None and recipe.piece.kind == READ and (recipe.is_brief or not only_brief)
 
     def leave_work(self) -> None:

@@ -11,7 +11,7 @@ from bedrockish.client.trio_client import target_of
 from bedrockish_journal.spark.session import check_installed
 
 if TYPE_CHECKING:
-    from bedrockish_journal.spark.export.export import Progress
+    from bedrockish_journal.spark.export.export import ExportProgress
 
 
 @click.command("export-journal")
@@ -52,6 +52,6 @@ def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_js
         click.echo(json.dumps(packed, indent=2))
 
 
-def _show(told: "Progress") -> None:
+def _show(told: "ExportProgress") -> None:
     share = 100 * told.entries // max(1, told.expected)
     write_over(f"{told.node}: {told.entries} of {told.expected} entries, {share} %")

@@ -1,13 +1,8 @@
 """``bedrockish init``: the configurations of a new cluster, a folder for each node, with certificates."""
 
-import os
 import re
 import secrets
-import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -16,16 +11,13 @@ import click
 
 from bedrockish.api.url import Address, parse_address
 from bedrockish.cli.secure import days_option
-from bedrockish.common.durable_files import lock_folder, make_folder, sync
+from bedrockish.common.durable_files import make_folder, sync
 from bedrockish.config.config import ANY
 from bedrockish.core.state.membership import NAME
 from bedrockish.errors import ConfigError, UsageError
 from bedrockish_net.local_socket import is_loopback
 
 AUTHORITY, CLIENT, CERTS = "authority", "client", "certs"
-PART = ".bedrockish-init-"  # beginning of the name of an unfinished folder; random letters follow
-# The names of unfinished folders, also of earlier releases, in which the number of the process came before the letters.
-UNFINISHED = re.compile(rf"(?:{re.escape(PART)}|\.init-\d+-)[a-z0-9_]{{8}}")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -169,12 +161,9 @@ def init(
     token = secrets.token_urlsafe(24)
     try:
         make_folder(directory.parent)
-        with (
-            _alone(directory.parent) as is_alone,
-            tempfile.TemporaryDirectory(prefix=PART, dir=directory.parent, ignore_cleanup_errors=True) as made,
-        ):
-            if is_alone:
-                _remove_killed(directory.parent, Path(made))
+        with tempfile.TemporaryDirectory(
+            prefix=".bedrockish-init-", dir=directory.parent, ignore_cleanup_errors=True
+        ) as made:
             whole = Path(made) / "cluster"  # renamed to its final name when it is whole
             for one in planned:
                 folder = whole / one.name
@@ -202,26 +191,6 @@ def init(
         click.echo(
             f"{count} nodes survive the loss of {count // 2 - 1}, as {count - 1} do: use an odd number", err=True
         )
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Let other ``init`` processes wait for their turn in a folder; yield whether the system has locks for folders."""
-    with ExitStack() as held:
-        try:
-            held.callback(os.close, descriptor := os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError:  # Windows opens no folder
-            yield False
-        else:
-            yield lock_folder(descriptor, folder, partial(click.echo, err=True))
-
-
-def _remove_killed(folder: Path, mine: Path) -> None:
-    """Remove the remains of killed ``init`` processes from a folder, because they contain private keys."""
-    for left in folder.iterdir():
-        if left.name != mine.name and UNFINISHED.fullmatch(left.name):
-            shutil.rmtree(left, ignore_errors=True)
-            click.echo(f"removed {left}, which an init that was killed has left", err=True)
 
 
 def _http_ports(nodes: list[PlannedNode], http: int | None) -> dict[str, int]:

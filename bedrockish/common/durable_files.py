@@ -44,15 +44,15 @@ def make_folder(path: Path) -> None:
         sync(path.parent)
 
 
-def lock_folder(descriptor: int, folder: Path, tell: Callable[[str], None]) -> bool:
-    """Let one process at a time work in an open folder; others wait. Return whether the system has locks for folders.
+def lock_folder(descriptor: int, folder: Path, tell: Callable[[str], None]) -> None:
+    """Let one process at a time work in an open folder, if the system has locks for folders; others wait.
 
     A file with the process's number would not do: containers that share the folder number their processes separately.
 
     Args:
         tell: gets a text for the user before this process waits.
     """
-    try:
+    with suppress(ImportError, OSError):  # such as a network file system
         import fcntl  # Windows lacks it
 
         try:
@@ -61,9 +61,6 @@ def lock_folder(descriptor: int, folder: Path, tell: Callable[[str], None]) -> b
             with suppress(OSError):  # standard error is closed
                 tell(f"another process works in {folder}; this one begins when that one ends")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except (ImportError, OSError):  # such as a network file system
-        return False
-    return True
 
 
 def write_part(path: Path, data: bytes, mode: int) -> None:

@@ -114,7 +114,7 @@ class Config:
     http_token: str = field(default="", repr=False)  # the bearer token that a caller must send; empty: no token
     # Names of users and the hashes of their passwords; empty: no login is required.
     users: Users = field(default_factory=dict, repr=False)
-    # Python modules with commands, and with functions and collations for SQLite; the same at all nodes.
+    # Python modules with functions and collations for SQLite; the same at all nodes.
     plugins: tuple[str, ...] = ()
     timings: Settings = field(default_factory=Settings)  # durations in milliseconds
     limits: Bounds = field(default_factory=Bounds)  # the limits of the node
@@ -311,7 +311,7 @@ def _plugins(given: _Given) -> tuple[str, ...]:
         isinstance(one, str) and all(word.isidentifier() for word in one.split(".")) for one in names
     )
     if not good or not isinstance(names, list):
-        raise ConfigError(f'{given.where}: {_shown(names)} should be a list of modules, such as ["shop.commands"]')
+        raise ConfigError(f'{given.where}: {_shown(names)} should be a list of modules, such as ["words"]')
     return tuple(dict.fromkeys(names))
 
 

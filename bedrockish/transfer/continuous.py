@@ -259,7 +259,7 @@ class _Backup:
             return False
         entries = await _fetch(client, {leader: tick for leader, (tick, _) in segment.heads.items()}, wanted)
         keys = [str(key) for (key,) in voids.rows]
-        await trio.to_thread.run_sync(segment.take, entries, safe, keys, time.time_ns() // 1_000_000)
+        await trio.to_thread.run_sync(segment.append, entries, safe, keys, time.time_ns() // 1_000_000)
         if entries:
             self._say(f"{segment.path.name}: {len(entries)} commits")
         return len(entries) >= TRANSACTIONS_MAX

@@ -26,7 +26,7 @@ from bedrockish_journal.storage.virtual_tables import FTS5, VirtualTable, is_vir
 
 BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # limits of a batch, which a node executes in about 20 ms
 # Limits for tables that refer to each other or to themselves: large, as foreign keys are checked at a batch's end.
-KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
+CYCLE_ROWS, CYCLE_BYTES = 5_000, 4 << 20
 ROW_BYTES_MAX = 16 << 20  # the largest row: less than a node takes as one transaction
 AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
 FINDINGS_MAX = 20
@@ -54,7 +54,7 @@ class LoadPlan:
     # Type, name and CREATE statement of other virtual tables, indexes, views and triggers; then the settings of FTS5.
     rest: list[tuple[str, str, str]]
     # Table in a circle of references, or that refers to itself -> all tables of its circle.
-    knots: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    cycles: Mapping[str, frozenset[str]] = field(default_factory=dict)
     settings: tuple[str, ...] = ()  # PRAGMAs that belong to the content
 
 
@@ -120,7 +120,7 @@ def read_plan(db: Source, path: Path) -> LoadPlan:
     return LoadPlan(
         [(name, tables[name]) for name in parents_first(tables, references)],
         rest + [(SETTING, one.name, sql) for one in made if one.module == FTS5 for sql in _configuring(db, one)],
-        knots(references),
+        reference_cycles(references),
         tuple(f"PRAGMA {name} = {value}" for name, value in settings if value),
     )
 
@@ -143,7 +143,7 @@ def _or_dump(path: Path) -> str:
 
 
 def parents_first(names: Iterable[str], references: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return tables in an order in which each comes after the tables to which it refers, except in circles."""
+    """Return tables in an order in which each comes after the tables to which it refers, except in cycles."""
     ordered: dict[str, None] = {}
 
     def place(name: str, above: tuple[str, ...]) -> None:
@@ -157,7 +157,7 @@ def parents_first(names: Iterable[str], references: Mapping[str, Iterable[str]])
     return list(ordered)
 
 
-def knots(references: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
+def reference_cycles(references: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
     """Return, for each table that refers to itself or is in a circle of references, all tables of its circle."""
 
     def reached(name: str) -> set[str]:
@@ -246,7 +246,7 @@ def cut(rows: Iterable[tuple[Any, ...]], rows_max: int, bytes_max: int) -> Itera
         yield batch
 
 
-def batches(db: Source, table: str, *, knot: bool = False) -> Iterator[tuple[int, Statements]]:
+def batches(db: Source, table: str, *, cycle: bool = False) -> Iterator[tuple[int, Statements]]:
     """Yield a table's rows as INSERT statements, with the number of rows so far."""
     listed = db.execute(f"PRAGMA table_xinfo({quote(table)})").fetchall()
     columns = [row[1] for row in listed if row[6] == 0]  # generated columns compute themselves
@@ -258,7 +258,7 @@ def batches(db: Source, table: str, *, knot: bool = False) -> Iterator[tuple[int
         if virtual.names_rowid:
             columns.insert(0, "rowid")  # programs refer to rows by it
     names = ", ".join(map(quote, columns))
-    limits = (KNOT_ROWS, KNOT_BYTES) if knot else (BATCH_ROWS, BATCH_BYTES)
+    limits = (CYCLE_ROWS, CYCLE_BYTES) if cycle else (BATCH_ROWS, BATCH_BYTES)
     done = 0
     for rows in cut(db.execute(f"SELECT {names} FROM {quote(table)}"), *limits):
         done += len(rows)
@@ -277,9 +277,9 @@ def _tell(progress: Progress, table: str, counts: Mapping[str, int], rows: int) 
     progress(table, rows, counts[table])
 
 
-def knotted(db: Source, tables: list[str]) -> Iterator[Statements]:
+def cyclic_rows(db: Source, tables: list[str]) -> Iterator[Statements]:
     """Yield the rows of tables that refer to each other: in one transaction if they fit, else in large transactions."""
-    whole = [statements for name in tables for _, statements in batches(db, name, knot=True)]
+    whole = [statements for name in tables for _, statements in batches(db, name, cycle=True)]
     if len(whole) <= len(tables):
         whole = [[one for statements in whole for one in statements]]
     return ([(DEFER, []), *statements] for statements in whole if statements)
@@ -395,13 +395,13 @@ async def load(
                 await once.send(f"table-{number}", [sql])
             for place, where in enumerate(names):
                 progress(where, 0, counts[where])
-                knot = plan.knots.get(where)
-                if knot is None:
+                cycle = plan.cycles.get(where)
+                if cycle is None:
                     await once.send_all(_named(batches(db, where), place), partial(_tell, progress, where, counts))
-                elif knot.isdisjoint(names[place + 1 :]):
-                    for number, statements in enumerate(knotted(db, [name for name in names if name in knot])):
+                elif cycle.isdisjoint(names[place + 1 :]):
+                    for number, statements in enumerate(cyclic_rows(db, [name for name in names if name in cycle])):
                         await once.send(f"knot-{place}-{number}", statements)
-                    for name in knot:
+                    for name in cycle:
                         progress(name, counts[name], counts[name])
         except BedrockishError as error:
             raise type(error)(f"{path.name}, table {where}: {error.message}", **error.details) from error

@@ -16,7 +16,7 @@ import trio
 
 from bedrockish.client.blocking import Connection, connect
 from bedrockish.engine.statements.import_check import misfits
-from bedrockish.transfer.load_database import batches, broken, knots, parents_first
+from bedrockish.transfer.load_database import batches, broken, parents_first, reference_cycles
 from tests.client.test_shell import PROGRAM, run
 from tools.cluster import LocalCluster, clean_environment, local_cluster
 
@@ -387,7 +387,7 @@ def test_import_orders_tables_after_those_that_they_refer_to() -> None:
         ordered = parents_first(names, references)
         assert ordered.index("c") < ordered.index("b") < ordered.index("a")
         assert max(map(ordered.index, "xy")) > ordered.index("c")
-    assert knots(references) == {"x": {"x", "y"}, "y": {"x", "y"}, "s": {"s"}}
+    assert reference_cycles(references) == {"x": {"x", "y"}, "y": {"x", "y"}, "s": {"s"}}
 
 
 def test_import_batches_have_every_row_in_order() -> None:

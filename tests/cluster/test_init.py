@@ -1,7 +1,6 @@
 """``bedrockish init``: three folders that are brought to three machines, and a cluster that works."""
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -184,28 +183,6 @@ def test_even_number_of_nodes_is_reported(tmp_path: Path) -> None:
     done = program("init", str(tmp_path / "four"), *"WXYZ")
     assert done.returncode == 0
     assert "4 nodes survive the loss of 1, as 3 do" in done.stderr
-
-
-def test_init_removes_the_folder_of_a_killed_init(tmp_path: Path) -> None:
-    """The folder contains private keys. The folder of a running init stays: it may run in another container."""
-    left, earlier = tmp_path / ".bedrockish-init-abcd_123", tmp_path / ".init-4711-abcd_123"
-    for folder in (left, earlier, tmp_path / ".init-scripts"):
-        (folder / "cluster").mkdir(parents=True)
-    command = [sys.executable, "-m", "bedrockish", "init", str(tmp_path / "new"), "A=127.0.0.1:7373"]
-    running = os.open(tmp_path, os.O_RDONLY)
-    try:
-        fcntl.flock(running, fcntl.LOCK_EX)
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as second:
-            with pytest.raises(subprocess.TimeoutExpired):
-                second.wait(1.5)
-            assert left.exists()
-            fcntl.flock(running, fcntl.LOCK_UN)
-            _, said = second.communicate(timeout=30)
-    finally:
-        os.close(running)
-    assert f"another process works in {tmp_path}; this one begins when that one ends" in said
-    assert f"removed {left}, which an init that was killed has left" in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".init-scripts", "new"], "a user's folder stays"
 
 
 def test_new_cluster_is_durable_when_init_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class Kept:
         db = open_readonly(self.node)
         new = [one for one in store.scan(db) if one.tick > self.segment.heads.get(one.leader, (0, b""))[0]]
         db.close()
-        self.segment.take(new, self.world.clock, [], 0)
+        self.segment.append(new, self.world.clock, [], 0)
         return self.segment.path
 
     def close(self) -> None:

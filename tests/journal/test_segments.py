@@ -57,7 +57,7 @@ def written(folder: Path, lived: Lived) -> list[Path]:
             segment = create(folder / f"journal-{number:06}.db", before.heads, before.safe, before.bootstrap)
         # In this world every clock below all later ones is safe.
         later = [one.txid.clock for one in rest[number * third :]] if number < 3 else [lived.last + 1]
-        segment.take(piece, min(later) - 1, [], 0)
+        segment.append(piece, min(later) - 1, [], 0)
     segment.close()
     return sorted(folder.glob("journal-*.db"))
 
@@ -100,10 +100,10 @@ def test_segments_with_a_gap_are_refused(lived: Lived, tmp_path: Path) -> None:
 def test_segment_takes_no_entry_if_one_breaks_the_chain(lived: Lived, tmp_path: Path) -> None:
     entries = list(scan(apsw.Connection(str(lived.path("B")))))
     segment = create(tmp_path / "journal-000001.db", {}, 0, b"x")
-    segment.take([entries[0]], 5, ["void:A-1"], 0)
+    segment.append([entries[0]], 5, ["void:A-1"], 0)
     random.Random(1).shuffle(entries)
     with pytest.raises(ChainBrokenError):
-        segment.take(entries, 9, [], 0)
+        segment.append(entries, 9, [], 0)
     assert len(segment.heads) == 1
     segment.close()
     again = Segment(tmp_path / "journal-000001.db")

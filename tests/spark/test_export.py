@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import bedrockish_journal.spark.export.export as exporting
 from bedrockish.cli.main import main
 from bedrockish_journal.model.errors import ChainBrokenError, JournalError, JournalPrunedError
-from bedrockish_journal.spark.export.export import Progress, export
+from bedrockish_journal.spark.export.export import ExportProgress, export
 from bedrockish_journal.spark.export.manifest import ExportError, files_of, locked, read_manifest, write_manifest
 from bedrockish_journal.spark.source.columns import ARROW
 from bedrockish_journal.spark.source.feeds import open_feed
@@ -26,8 +26,8 @@ from tests.spark.worlds import World, honest, touching
 from tools.cluster import ROOT, clean_environment
 
 
-def run(path: Path, to: Path, step: int = 20_000) -> list[Progress]:
-    told: list[Progress] = []
+def run(path: Path, to: Path, step: int = 20_000) -> list[ExportProgress]:
+    told: list[ExportProgress] = []
     with open_feed(str(path)) as feed:
         end = export(feed, str(to), told.append, step)
     assert end == (told[-1] if told else end)
@@ -91,7 +91,7 @@ def test_second_export_adds_only_new_entries(tmp_path: Path) -> None:
 def test_next_export_repairs_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     """The run dies at its n-th file, fsync or rename, for every n (or each ninth); no reader ever sees a row twice."""
     files = honest(16).write(tmp_path)
-    real = {name: getattr(exporting, name) for name in ("sync_directory", "write_manifest", "file_of")}
+    real = {name: getattr(exporting, name) for name in ("sync_folder", "write_manifest", "file_of")}
     expected = held(files[:1], "commits")
     for deadly in range(1, 400, stride):
         out, calls = tmp_path / str(deadly), 0

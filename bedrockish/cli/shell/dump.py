@@ -7,7 +7,7 @@ from bedrockish.api.requests import Rows
 from bedrockish.cli.output import literal
 from bedrockish.cli.shell.session import Shell
 from bedrockish.errors import BedrockishError, UsageError
-from bedrockish.transfer.load_database import DEFER, REST_ORDER, knots, parents_first
+from bedrockish.transfer.load_database import DEFER, REST_ORDER, parents_first, reference_cycles
 from bedrockish_journal.model.plain_names import is_users, quote
 from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows, parse_virtual, shadow_names
 
@@ -91,12 +91,12 @@ def dump(shell: Shell, words: list[str]) -> None:
     found = _rows(shell, {name: content.columns[name] for name in names})
     for name in names:
         shell.say(content.tables[name] + ";")
-    circles = knots(content.references)
+    cycles = reference_cycles(content.references)
     for place, name in enumerate(names):
-        if name not in circles:
+        if name not in cycles:
             _print_block(shell, [name], found, content.marks, BLOCK_ROWS)
-        elif circles[name].isdisjoint(names[place + 1 :]):  # at the last of the tables that refer to each other
-            _print_block(shell, [one for one in names if one in circles[name]], found, content.marks, 0)
+        elif cycles[name].isdisjoint(names[place + 1 :]):  # at the last of the tables that refer to each other
+            _print_block(shell, [one for one in names if one in cycles[name]], found, content.marks, 0)
     for sql in () if words else content.later:
         shell.say(f"{sql};")
     for _, table, sql in sorted(content.rest, key=lambda one: REST_ORDER.index(one[0])):

@@ -82,7 +82,7 @@ class Shell:
 
         Raises:
             BedrockishError: the node's error.
-            Leave: the command was .quit.
+            QuitShell: the command was .quit.
         """
         if isinstance(part, ScriptCommand):
             self._command(part.text)

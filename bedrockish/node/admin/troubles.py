@@ -300,7 +300,7 @@ def _clock_ahead(status: Status) -> str:
 @_trouble(
     "requests wait for a background worker",
     "look for the statements that take long ('bedrockish explain'), give them an index, or raise workers_max; "
-    "restart a node with commands that do not stop",
+    "restart a node with statements that do not stop",
     after_s=10.0,
 )
 def _workers_busy(status: Status) -> str:

@@ -297,7 +297,7 @@ class WorkerPool:
             stuck = self.describe()["stuck"]
             if stuck >= 2 * self._places:
                 error = UnavailableError(
-                    f"this node runs {stuck} commands that cannot be interrupted; restart it, and shorten them"
+                    f"this node runs {stuck} statements that cannot be interrupted; restart it, and shorten them"
                 )
                 for job in self._queue:
                     self._finish_job(job, error)

@@ -68,12 +68,12 @@ def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:
             if part.num_rows:
                 db.register("part", pa.Table.from_batches([part]))
                 db.execute(f"INSERT INTO {name} SELECT * FROM part")
-    for name, table in reader.kept.tables():
+    for name, table in reader.records.tables():
         db.register("part", table)
         db.execute(f"CREATE TABLE {name} AS SELECT * FROM part")
     db.unregister("part")
     for view in views(DUCKDB):
-        db.execute(f"CREATE {'TABLE' if view.kept else 'VIEW'} {view.name} AS {view.sql}")
+        db.execute(f"CREATE {'TABLE' if view.is_table else 'VIEW'} {view.name} AS {view.sql}")
     db.commit()
 
 

@@ -68,7 +68,7 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
 
     kept: list[DataFrame] = []
     keep = _checkpoint if inputs.size < TINY_BYTES else partial(_persist, kept)
-    reader.begin()
+    reader.read_records()
     stored = _commits(spark, inputs)
     own = F.unhex(F.sha2(F.concat("prev", "label", "body"), 256)).alias("own")
     cut = (F.shiftleft(F.length("prev").cast("bigint"), 40) + F.length("label")).alias("cut")
@@ -79,13 +79,13 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
     held.createOrReplaceTempView("held")
     facts.createOrReplaceTempView("facts")
     held.count()  # reads the journals now: the ends of the nodes' own timelines must be read after them
-    reader.end()
+    reader.read_ends()
     for name, schema in TABLES.items():
-        rows = spark.createDataFrame(reader.kept.rows[name], from_arrow_schema(schema))
+        rows = spark.createDataFrame(reader.records.rows[name], from_arrow_schema(schema))
         rows.createOrReplaceTempView(name)
     for view in views(SPARK):
         frame = spark.sql(view.sql)
-        (keep(frame) if view.kept else frame).createOrReplaceTempView(view.name)
+        (keep(frame) if view.is_table else frame).createOrReplaceTempView(view.name)
     return kept
 
 

@@ -70,7 +70,7 @@ class Reader:
     """A reader of journals that reads each journal once and decodes each distinct entry once."""
 
     def __init__(self, inputs: Inputs, progress: Progress | None = None) -> None:
-        self.inputs, self.kept, self.progress = inputs, NodeRecords(), progress
+        self.inputs, self.records, self.progress = inputs, NodeRecords(), progress
         self._expected: dict[str, int] = {}  # node -> an estimate of the number of its entries
         self._known: set[tuple[bytes, int]] = set()
 
@@ -81,7 +81,7 @@ class Reader:
             leaders: the timelines in the journals.
         """
         found: dict[str, str] = {}
-        unlisted = sorted({*self.inputs.nodes} - {node for (node,) in self.kept.rows["lists"]})
+        unlisted = sorted({*self.inputs.nodes} - {node for (node,) in self.records.rows["lists"]})
         if unlisted:
             found["columns"] = f"bedrockish_joined in the file of {', '.join(unlisted)}"
         if self.inputs.exports:
@@ -101,13 +101,13 @@ class Reader:
         Raises:
             JournalError: a journal cannot be read.
         """
-        self.begin()
+        self.read_records()
         for node in self.inputs.nodes:
             source = self._exported(node) if node in self.inputs.exports else self._file(node)
             yield from self._batches(node, source)
-        self.end()
+        self.read_ends()
 
-    def begin(self) -> None:
+    def read_records(self) -> None:
         """Read the records of nodes other than entries.
 
         Raises:
@@ -115,17 +115,17 @@ class Reader:
         """
         claims: dict[str, Claims] = {}
         for node in self.inputs.nodes:
-            self.kept.rows["given"].append((node,))
+            self.records.rows["given"].append((node,))
             if node in self.inputs.exports:
-                self._begin_exported(node)
+                self._read_exported_records(node)
             else:
                 with open_feed(self.inputs.files[node]) as feed:
-                    self._begin(node, feed, self.inputs.files[node])
+                    self._read_node_records(node, feed, self.inputs.files[node])
                     claims[node] = read_claims(feed.ask, node, whole=not is_url(self.inputs.files[node]))
         wrong = [(node, claim) for node, found in claims.items() for claim in found.wrong]
-        self.kept.rows["claim"] = [(node, *claim) for node, claim in [*wrong, *disagreements(claims)]]
+        self.records.rows["claim"] = [(node, *claim) for node, claim in [*wrong, *disagreements(claims)]]
         memberships = {version: said for found in claims.values() for version, said in found.memberships.items()}
-        self.kept.rows["holder"] = [
+        self.records.rows["holder"] = [
             (version, name, NO_USER if user is None else greatest(user))
             for version, said in memberships.items()
             for name, user in said.users.items()
@@ -139,7 +139,9 @@ class Reader:
             count += 1
             if not row.is_well_typed:
                 text = f"row {row.seq} of the journal has values of types that a journal never has"
-                self.kept.rows["odd"].append((node, str(row.leader), row.tick if type(row.tick) is int else None, text))
+                self.records.rows["odd"].append(
+                    (node, str(row.leader), row.tick if type(row.tick) is int else None, text)
+                )
                 continue
             own, cut = entry_hash(row.prev, row.label, row.body), cut_of(row.prev, row.label)
             held.append(held_row(node, row, own, cut))
@@ -160,8 +162,8 @@ class Reader:
             for spans in plan(feed.ask, NO_LIMITS, None):
                 yield from feed.scan(spans, WantedEntries())
 
-    def _begin(self, node: str, feed: OpenJournal, path: str) -> None:
-        rows, beginning = self.kept.rows, feed.context.beginning
+    def _read_node_records(self, node: str, feed: OpenJournal, path: str) -> None:
+        rows, beginning = self.records.rows, feed.context.beginning
         rows["mark"] += [(node, mark.leader, mark.tick, mark.hash, mark.clock) for mark in beginning.marks]
         for leader, tick, (version, member, _address, voter, _store, retired) in beginning.members(path):
             rows["before"].append((node, leader, tick, version, member, voter))
@@ -179,8 +181,8 @@ class Reader:
             if odd := next(iter(feed.ask(_UNLISTED, ())))[0]:
                 rows["odd"].append((node, None, None, f"bedrockish_joined has {odd} rows that no node writes"))
 
-    def _begin_exported(self, node: str) -> None:
-        rows = self.kept.rows
+    def _read_exported_records(self, node: str) -> None:
+        rows = self.records.rows
         if found := files_of(self.inputs.exports[node], "pruned", node):
             for row in ds.dataset(found, format="parquet").to_table().to_pylist():
                 rows["mark"].append((node, row["leader"], row["tick"], row["hash"], row["clock"]))
@@ -198,9 +200,9 @@ class Reader:
             for one in part.to_pylist():
                 yield JournalRow(applied_ms=0, **{**one, "repeat": int(one["repeat"])})
 
-    def end(self) -> None:
-        """Read the end of each node's own timeline again, because a running node writes more after ``begin``."""
-        rows = self.kept.rows["own_end"]
+    def read_ends(self) -> None:
+        """Read the end of each node's own timeline again, because a running node writes more after ``read_records``."""
+        rows = self.records.rows["own_end"]
         for node, path in self.inputs.files.items():
             with open_feed(path) as feed:
                 rows.append((node, bounds(feed.ask).get(node, (0, 0))[1], "fault"))

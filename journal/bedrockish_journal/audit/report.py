@@ -80,7 +80,7 @@ def results(
     ((transactions,),) = ask("SELECT count(DISTINCT txid) FROM held")
     heads = {leader: tick for leader, tick, _ in rows}
     entries = sum(count for *_, count in rows)
-    yield AuditExtent(reader.inputs.nodes, entries, transactions, heads, reader.kept.removed)
+    yield AuditExtent(reader.inputs.nodes, entries, transactions, heads, reader.records.removed)
     for law in LAWS:
         if law.name in laws and law.name in QUERIES:
             rows = ask(question(law.name, dialect.names, limit))

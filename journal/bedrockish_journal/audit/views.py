@@ -40,7 +40,7 @@ class View(NamedTuple):
 
     name: str
     sql: str  # the query that makes the table
-    kept: bool = False  # whether to materialize its rows, because several laws query them
+    is_table: bool = False  # whether to store its rows, because several laws query them
 
 
 HIGHEST = (1 << 63) - 1
@@ -51,7 +51,7 @@ BEFORE = "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
 def _each(name: str, column: str, fields: str, dialect: Dialect) -> View:
     chosen = ", ".join(f"u.{field} AS {field}" for field in fields.split())
     return View(
-        name, f"SELECT eid, {chosen} FROM (SELECT eid, {dialect.each}({column}) AS u FROM fact) AS x", kept=True
+        name, f"SELECT eid, {chosen} FROM (SELECT eid, {dialect.each}({column}) AS u FROM fact) AS x", is_table=True
     )
 
 
@@ -72,13 +72,13 @@ def views(dialect: Dialect) -> list[View]:
             "entry",
             "SELECT eid, own, cut, malformed, shares, unwritten, leader, tick, origin, clock, txid, command, kind, "
             "adopted_from, config, safe, ran_on, activates, content, makes, wrong_members FROM fact",
-            kept=True,
+            is_table=True,
         ),
         View("good", "SELECT * FROM entry WHERE malformed IS NULL"),
         View(
             "stored",
             "SELECT h.*, e.eid, e.malformed FROM held h JOIN entry e ON e.own = h.own AND e.cut = h.cut",
-            kept=True,
+            is_table=True,
         ),
         _each("dep", "deps", "leader tick", dialect),
         _each("approval", "approvals", "leader tick", dialect),
@@ -91,9 +91,9 @@ def views(dialect: Dialect) -> list[View]:
         View(
             "joined",
             f"SELECT eid, u AS command FROM (SELECT eid, {dialect.each}(commands) AS u FROM fact) AS x",
-            kept=True,
+            is_table=True,
         ),
-        View("place", "SELECT DISTINCT leader, tick, eid FROM stored WHERE malformed IS NULL", kept=True),
+        View("place", "SELECT DISTINCT leader, tick, eid FROM stored WHERE malformed IS NULL", is_table=True),
         View("leaders", "SELECT DISTINCT leader FROM held"),
         *_memberships(),
         View(
@@ -110,7 +110,7 @@ def views(dialect: Dialect) -> list[View]:
             "LEFT JOIN mark m ON m.node = s.node AND m.leader = d.leader "
             "WHERE (m.tick IS NULL OR d.tick > m.tick) AND (p.seq IS NULL OR p.seq >= s.seq OR "
             "greatest(p.clock, coalesce(m.clock, 0)) >= s.clock)",
-            kept=True,
+            is_table=True,
         ),
         _grid("saw", "dep", 0),
         _grid("gave", "approval", -1),
@@ -127,14 +127,14 @@ def _memberships() -> list[View]:
             "SELECT node, leader, tick, version, member, voter FROM before UNION ALL "
             "SELECT s.node, s.leader, s.tick, e.makes, m.member, m.voter FROM stored s "
             "JOIN entry e ON e.eid = s.eid JOIN made m ON m.eid = s.eid WHERE NOT s.again",
-            kept=True,
+            is_table=True,
         ),
-        View("voter", "SELECT DISTINCT version, member FROM member WHERE voter", kept=True),
+        View("voter", "SELECT DISTINCT version, member FROM member WHERE voter", is_table=True),
         View(
             "retired",
             "SELECT leader, min(since) AS since FROM (SELECT leader, since FROM left_before UNION ALL "
             "SELECT leader, tick AS since FROM left_at) AS x GROUP BY leader",
-            kept=True,
+            is_table=True,
         ),
         View(  # ``dep``, plus all of each timeline that was retired when the entry began
             "past",
@@ -154,7 +154,7 @@ def _grid(name: str, table: str, absent: int) -> View:
         f"(SELECT p.leader, p.tick, l.leader AS of_node, min(coalesce(d.tick, {absent})) AS said FROM place p "
         f"CROSS JOIN leaders l LEFT JOIN {table} d ON d.eid = p.eid AND d.leader = l.leader "
         "GROUP BY p.leader, p.tick, l.leader) AS x",
-        kept=True,
+        is_table=True,
     )
 
 
@@ -175,7 +175,9 @@ def _snapshots(dialect: Dialect) -> list[View]:
             "SELECT e.eid, l.leader, CAST(NULL AS BIGINT) AS tick, e.safe AS clock, 1 AS asks FROM good e "
             "CROSS JOIN leaders l) AS x) AS y WHERE eid IS NOT NULL AND upto IS NOT NULL",
         ),
-        View("schemas", "SELECT DISTINCT clock, origin, activates, ran_on FROM good WHERE kind = 'schema'", kept=True),
+        View(
+            "schemas", "SELECT DISTINCT clock, origin, activates, ran_on FROM good WHERE kind = 'schema'", is_table=True
+        ),
         # A change without an activation clock is in force once its entry is applied: at each node at another moment.
         View(
             "first_schema", "SELECT min(ran_on) AS version, min(activates) AS activates, count(*) AS many FROM schemas"
@@ -212,17 +214,17 @@ def _transactions(dialect: Dialect) -> list[View]:
             f"SELECT {dialect.number} AS tid, clock, origin, txid, eid, kind FROM (SELECT clock, origin, "
             "min(txid) AS txid, min(eid) AS eid, min(kind) AS kind FROM good WHERE clock > "
             "(SELECT clock FROM horizon) GROUP BY clock, origin) AS x",
-            kept=True,
+            is_table=True,
         ),
         View(
             "label",
             "SELECT DISTINCT t.tid, p.leader, p.tick FROM place p JOIN good e ON e.eid = p.eid "
             "JOIN txn t ON t.clock = e.clock AND t.origin = e.origin",
-            kept=True,
+            is_table=True,
         ),
-        View("tpast", "SELECT t.tid, p.leader, p.tick FROM txn t JOIN past p ON p.eid = t.eid", kept=True),
-        View("touch", "SELECT t.tid, p.obj, p.writes FROM txn t JOIN point p ON p.eid = t.eid", kept=True),
-        View("reach", "SELECT t.tid, s.low, s.high, s.writes FROM txn t JOIN span s ON s.eid = t.eid", kept=True),
+        View("tpast", "SELECT t.tid, p.leader, p.tick FROM txn t JOIN past p ON p.eid = t.eid", is_table=True),
+        View("touch", "SELECT t.tid, p.obj, p.writes FROM txn t JOIN point p ON p.eid = t.eid", is_table=True),
+        View("reach", "SELECT t.tid, s.low, s.high, s.writes FROM txn t JOIN span s ON s.eid = t.eid", is_table=True),
         View("hot", "SELECT DISTINCT obj FROM touch WHERE writes"),
         # For each transaction that touches a key: the last write of the key before it, and the next write after it.
         View(
@@ -243,7 +245,7 @@ def _transactions(dialect: Dialect) -> list[View]:
             "met",
             "SELECT later, earlier, obj FROM met_at_point UNION ALL SELECT later, earlier, obj FROM met_in_range "
             "UNION ALL SELECT later, earlier, obj FROM met_in_members",
-            kept=True,  # two queries read it; each would compute all tables from which it is derived
+            is_table=True,  # two queries read it; each would compute all tables from which it is derived
         ),
         View(
             "seen",
@@ -264,7 +266,7 @@ def _ranges(dialect: Dialect) -> list[View]:
         View(
             "line",
             "SELECT l.leader, l.tick, l.tid, w.tid IS NOT NULL AS wide FROM label l LEFT JOIN wide w ON w.tid = l.tid",
-            kept=True,
+            is_table=True,
         ),
         View(
             "asks",
@@ -290,7 +292,7 @@ def _ranges(dialect: Dialect) -> list[View]:
             "side_by_side",
             "SELECT DISTINCT a.tid AS later, l.tid AS earlier FROM apart a "
             "JOIN line l ON l.leader = a.leader AND l.tick = a.tick WHERE (a.wide OR l.wide) AND l.tid < a.tid",
-            kept=True,
+            is_table=True,
         ),
         # A single key is the range from the key to its successor.
         View(

@@ -1,4 +1,4 @@
-"""Decodes keys into readable text: the inverse of ``bedrockish.access_sets.key_encoding``.
+"""Decodes keys, also into readable text: the inverse of ``bedrockish.access_sets.key_encoding``.
 
 The encoding of a descending or folded column loses the original value, and a range may end inside a column. Bytes that
 cannot be decoded are shown in hexadecimal, so ``key_text`` never fails.

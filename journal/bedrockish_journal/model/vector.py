@@ -1,8 +1,8 @@
 """Vectors: for each leader, the last tick seen.
 
 A vector is a plain mapping from node to tick. A missing component is 0, and zeros are never stored, so equal vectors
-are equal mappings. The bracket form of the gist, ``[4, *, 0, *, 0]``, can be printed or read only with the list of the
-nodes. A ``*`` in a partial vector is a component that is unknown, which differs from 0.
+are equal mappings. The bracket form of the gist, ``[4, *, 0, *, 0]``, can be printed only with the list of the nodes. A
+``*`` in a partial vector is a component that is unknown, which differs from 0.
 """
 
 from collections.abc import Mapping, Sequence

@@ -53,12 +53,12 @@ class Segment:
         self._db.set_busy_timeout(store.BUSY_MS)
         self._db.pragma("journal_mode", "wal")  # readers and the writer do not wait for each other
         self._db.pragma("synchronous", "full")
-        _sync_names(path)  # else a power cut brings the rollback journal of the change of mode back
+        sync_folder(path.absolute().parent)  # else a power cut brings the rollback journal of the change of mode back
         self.heads = ends(self._db)
         self.safe = int(store.read_meta(self._db, "safe") or 0)
         self.bootstrap = bytes(store.read_meta(self._db, "bootstrap") or b"")
 
-    def take(self, entries: Sequence[Entry], safe: int, voids: Iterable[str], applied_ms: int) -> None:
+    def append(self, entries: Sequence[Entry], safe: int, voids: Iterable[str], applied_ms: int) -> None:
         """Append entries durably, in one transaction.
 
         Args:
@@ -91,7 +91,7 @@ class Segment:
             self._db.pragma("journal_mode", "delete")
         self._db.close()
         with suppress(FileNotFoundError):  # the folder was removed or renamed, which ``backup follow`` reports
-            _sync_names(self.path)
+            sync_folder(self.path.absolute().parent)
 
 
 def create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, bootstrap: bytes) -> Segment:
@@ -125,12 +125,12 @@ def _create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, boots
             [(leader, tick, digest) for leader, (tick, digest) in sorted(heads.items())],
         ).fetchall()
     os.rename(part, path)
-    _sync_names(path)
+    sync_folder(path.absolute().parent)
 
 
-def _sync_names(path: Path) -> None:
-    """Make the names in the folder of a file durable, unless its file system syncs no directories."""
-    folder = os.open(path.absolute().parent, os.O_RDONLY | os.O_CLOEXEC)
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable, unless its file system syncs no directories."""
+    folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     except OSError as error:

@@ -3,10 +3,12 @@
 import errno
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import apsw
 
 from bedrockish_journal.model.errors import TargetExistsError, TargetUnwritableError
+from bedrockish_journal.storage.segment import sync_folder
 
 _LOCKS = "its file system has no file locks (flock), which keep a second process away; name a folder on another one"
 _REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room and try again") | dict.fromkeys(
@@ -129,10 +131,14 @@ class NewFile:
         Raises:
             TargetExistsError: another program took the name in the meantime.
         """
-        _sync(self.path, os.O_RDWR)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         self._claim.refuse_existing()
         os.rename(self.path, self.name)
-        _sync(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        sync_folder(Path(self._folder))
 
     def why_not(self, error: Exception) -> str:
         """Return the reason why the file cannot be written, in words."""
@@ -154,11 +160,3 @@ class NewFile:
             for name in (path, f"{path}-journal"):
                 with suppress(FileNotFoundError):
                     os.unlink(name)
-
-
-def _sync(path: str, flags: int) -> None:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -24,7 +24,6 @@ from bedrockish_journal.spark.export.manifest import (
     locked,
     partial,
     read_manifest,
-    sync_directory,
     write_manifest,
 )
 from bedrockish_journal.spark.source.builders import Builder
@@ -35,6 +34,7 @@ from bedrockish_journal.spark.source.plans import Span, WantedEntries, advance, 
 from bedrockish_journal.spark.source.reading import rows_before
 from bedrockish_journal.spark.source.tables import TABLES
 from bedrockish_journal.storage.row import JournalRow
+from bedrockish_journal.storage.segment import sync_folder
 
 STEP = 20_000  # the greatest number of entries between two manifests, and in a file
 BUFFER_ROWS = 32_768  # rows of a row group of a file
@@ -51,7 +51,7 @@ class WrittenRange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ExportProgress:
     """The progress of a run."""
 
     node: str  # the node whose journal is exported
@@ -64,12 +64,12 @@ def export(
     feed: OpenJournal,
     # The export's directory, which is created if it does not exist. Several nodes may share a directory.
     directory: str,
-    progress: Callable[[Progress], None] | None = None,  # called after each step
+    progress: Callable[[ExportProgress], None] | None = None,  # called after each step
     step: int = STEP,  # the number of entries in a step
     *,
     # Begin a new export at the oldest entry that the journal still has, instead of requiring the first one.
     oldest: bool = False,
-) -> Progress:
+) -> ExportProgress:
     """Export one node's journal up to its end at the time of the call, and return the progress.
 
     Raises:
@@ -84,14 +84,14 @@ def export(
         done = begin(manifest, feed.context, oldest=oldest)
         end = advance(feed.ask, feed.context.path, done)
         expected = sum(high - low + 1 for _, low, high in spans_between(done, end))
-        so_far = Progress(node, 0, expected, done)
+        so_far = ExportProgress(node, 0, expected, done)
         while so_far.vector != end or node not in manifest.vectors:
             upto = advance(feed.ask, feed.context.path, so_far.vector, end, step)
             spans = [span for group in cut(spans_between(so_far.vector, upto), step) for span in group]
             written = [write_aside(feed, span, directory) for span in spans]
             publish(directory, manifest, feed.context, upto, written)
             taken = sum(high - low + 1 for _, low, high in spans)
-            so_far = Progress(node, so_far.entries + taken, expected, upto)
+            so_far = ExportProgress(node, so_far.entries + taken, expected, upto)
             if progress is not None:
                 progress(so_far)
     return so_far
@@ -127,7 +127,7 @@ def write_aside(feed: OpenJournal, span: Span, directory: str) -> WrittenRange:
                     elif row.prev != last.hash:
                         raise ChainBrokenError(leader, row.tick, last.hash, row.prev)
                     last = row
-                tables.take(chunk)
+                tables.add(chunk)
     finally:
         tables.close()
     if last is None or last.tick != high:
@@ -155,7 +155,7 @@ def publish(
         for table in one.tables:
             path = file_of(directory, table, node, one.span)
             partial(path).replace(path)
-            sync_directory(path.parent)
+            sync_folder(path.parent)
     if node not in manifest.vectors:
         _write_before(directory, context)
     manifest.vectors[node], manifest.hashes[node] = upto, hashes
@@ -193,7 +193,7 @@ class _Tables:
         """The tables that have rows."""
         return list(self._writers)
 
-    def take(self, chunk: list[JournalRow]) -> None:
+    def add(self, chunk: list[JournalRow]) -> None:
         """Add the rows of some entries."""
         for row in chunk:
             for name, builder in self._builders.items():

@@ -18,6 +18,7 @@ from pathlib import Path
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.source.plans import Span
 from bedrockish_journal.spark.source.tables import TABLES
+from bedrockish_journal.storage.segment import sync_folder
 
 FORMAT = 1
 MANIFEST, LOCK = "manifest.json", "_lock"
@@ -82,16 +83,7 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(Path(directory, MANIFEST))
-    sync_directory(directory)
-
-
-def sync_directory(directory: str | Path) -> None:
-    """Make the names of the files in a directory durable."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(Path(directory))
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def _audit(report: ReportPrinter, paths: list[str], limit: int, engine: str, mem
             write_over()
             report.count(told)
         elif isinstance(told, LawOutcome):
-            report.add(told.check, told.says, [_readable(finding._asdict()) for finding in told.findings], told.counts)
+            report.add(told.check, told.says, [_readable(asdict(finding)) for finding in told.findings], told.counts)
         else:
             report.unseen = told
 

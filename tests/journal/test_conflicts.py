@@ -9,10 +9,10 @@ import pytest
 
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.verify import conflicts
-from bedrockish_journal.verify.chain import Finding
 from bedrockish_journal.verify.conflicts import Conflicts
 from bedrockish_journal.verify.verify import verify
 from tests.spark.worlds import honest, touching

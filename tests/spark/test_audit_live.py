@@ -14,8 +14,9 @@ from bedrockish.client.in_thread import run
 from bedrockish.common.password_hash import SALT_BYTES, hash_password
 from bedrockish.embedded import Node
 from bedrockish_journal.audit.duck import run_audits
-from bedrockish_journal.audit.report import AuditExtent, LawOutcome, ReportedFinding
+from bedrockish_journal.audit.report import AuditExtent, LawOutcome
 from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.inputs import ENTRY_BYTES, find_inputs
@@ -27,7 +28,7 @@ ROUNDS = 2
 PAUSE_S = 0.05  # between the writes of a client: the journals stay small
 
 
-def asked(paths: list[str]) -> tuple[list[ReportedFinding], dict[str, str], int]:
+def asked(paths: list[str]) -> tuple[list[Finding], dict[str, str], int]:
     """Return the findings, the laws that were not checked, and the number of entries."""
     told = list(run_audits(paths, 20))
     found = [one for law in told if isinstance(law, LawOutcome) for one in law.findings]

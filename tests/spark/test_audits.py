@@ -13,9 +13,10 @@ from pyspark.sql import SparkSession
 from bedrockish_journal.audit import on_spark
 from bedrockish_journal.audit.duck import run_audits
 from bedrockish_journal.audit.on_spark import ask_spark
-from bedrockish_journal.audit.queries import FAULT, INFORMATION, QUERIES
-from bedrockish_journal.audit.report import LawOutcome, ReportedFinding
+from bedrockish_journal.audit.queries import QUERIES
+from bedrockish_journal.audit.report import LawOutcome
 from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.laws import FAULT, INFORMATION, Finding
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
@@ -27,7 +28,7 @@ from tests.spark.worlds import START_MS, Draft, World, honest, key, retiring, to
 PANDAS = "ignore:PySpark does not yet fully support pandas"  # a warning of every run, which ``quiet_session`` hides
 
 
-def audit(paths: list[Path], *laws: str) -> list[ReportedFinding]:
+def audit(paths: list[Path], *laws: str) -> list[Finding]:
     """Return DuckDB's findings for some laws, or for all."""
     told = run_audits([str(path) for path in paths], 50, laws=frozenset(laws or QUERIES))
     return [one for law in told if isinstance(law, LawOutcome) for one in law.findings]
@@ -42,7 +43,7 @@ def spoil(path: Path, sql: str, *bindings: object) -> None:
     db.close()
 
 
-def both(spark: SparkSession, paths: list[Path]) -> list[ReportedFinding]:
+def both(spark: SparkSession, paths: list[Path]) -> list[Finding]:
     """Return the findings, which must be equal by DuckDB and by Spark."""
     found = audit(paths)
     told = ask_spark(spark, find_inputs([str(path) for path in paths]), 50)

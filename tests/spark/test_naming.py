@@ -1,13 +1,14 @@
 """Findings name the transaction, the table and the row, also for entries that one journal lacks or has altered."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from bedrockish.cli.audit import _about, _readable
-from bedrockish_journal.audit.queries import FAULT
-from bedrockish_journal.audit.report import ReportedFinding, named
+from bedrockish_journal.audit.report import named
 from bedrockish_journal.model.key_text import key_text
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.inputs import find_inputs
@@ -20,8 +21,8 @@ def world() -> World:
     return honest(60)
 
 
-def finding(node: str, leader: str | None, tick: int | None, txid: str | None = None) -> ReportedFinding:
-    return ReportedFinding("check", FAULT, node, leader, tick, txid, None, None, "text")
+def finding(node: str, leader: str | None, tick: int | None, txid: str | None = None) -> Finding:
+    return Finding("check", node, leader, tick, txid, text="text")
 
 
 @pytest.mark.parametrize("exported", [False, True])
@@ -55,8 +56,8 @@ def test_finding_without_row_or_place_gets_no_row_name(world: World, tmp_path: P
 
 
 def test_keys_in_findings_are_printed_as_tables_and_values() -> None:
-    conflict = finding("A", "A", 7, "A-1")._replace(check="conflict", table="t:accounts", key=key("seven").hex())
-    shown = _readable(conflict._asdict())
+    conflict = replace(finding("A", "A", 7, "A-1"), check="conflict", table="t:accounts", key=key("seven").hex())
+    shown = _readable(asdict(conflict))
     assert shown["key_bytes"] == key("seven").hex()
     assert _about({**shown, "key": "7", "text": "A7 and B3 both touch t:accounts"}) == " (A-1: t:accounts 7)"
     assert _about({"txid": "A-1", "table": None, "key": None, "text": "A-1 was applied 2 times"}) == ""

@@ -1,6 +1,6 @@
 """Journals whose beginning was removed: the rest is read, exported and audited, and the gap is reported."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ def test_audit_finds_a_broken_beginning_of_a_pruned_journal(
     paths: list[Path], sql: str, check: str, expected: dict[str, Any]
 ) -> None:
     spoil(paths[0], sql)
-    found = [one._asdict() for one in audit(paths, check)]
+    found = [asdict(one) for one in audit(paths, check)]
     assert [{name: one[name] for name in expected} for one in found] == [expected], found
 
 

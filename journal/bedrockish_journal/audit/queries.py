@@ -3,7 +3,8 @@
 The SQL is the same for every engine; ``bedrockish_journal.audit.views`` has the tables and the engines' differences.
 """
 
-FAULT, INFORMATION = "fault", "information"
+from bedrockish_journal.model.laws import FAULT, INFORMATION
+
 COLUMNS = ("level", "node", "leader", "tick", "txid", "obj", "text")
 _GENESIS = "00" * 32
 

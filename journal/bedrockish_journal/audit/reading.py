@@ -10,6 +10,7 @@ import pyarrow.dataset as ds
 from bedrockish_journal.audit.facts import FACTS, HELD, batch, cut_of, fact, held_row
 from bedrockish_journal.model.entry import entry_hash
 from bedrockish_journal.model.errors import JournalError
+from bedrockish_journal.model.laws import missing_files
 from bedrockish_journal.model.rights import greatest
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
 from bedrockish_journal.spark.source.feeds import OpenJournal, hides_members, is_url, open_feed
@@ -87,13 +88,8 @@ class Reader:
         if self.inputs.exports:
             found["void"] = f"bedrockish_meta in the file of {', '.join(sorted(self.inputs.exports))}"
             found["users"] = f"the memberships in the file of {', '.join(sorted(self.inputs.exports))}"
-        if len(self.inputs.nodes) < 2:
-            found["fork"] = "the files of other nodes"
-        absent = sorted({*leaders}.difference(self.inputs.nodes))
-        if absent or len(self.inputs.nodes) < 2:
-            found["lost"] = f"the file of {', '.join(absent)}" if absent else "the files of other nodes"
-        found["tables"], found["anchor"] = "journal verify --tables", "journal verify --anchor"
-        return found
+        found |= missing_files(self.inputs.nodes, leaders)
+        return found | {"tables": "journal verify --tables", "anchor": "journal verify --anchor"}
 
     def batches(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
         """Yield rows of ``held``, and of ``facts`` for the new entries among them.
@@ -122,8 +118,10 @@ class Reader:
                 with open_feed(self.inputs.files[node]) as feed:
                     self._read_node_records(node, feed, self.inputs.files[node])
                     claims[node] = read_claims(feed.ask, node, whole=not is_url(self.inputs.files[node]))
-        wrong = [(node, claim) for node, found in claims.items() for claim in found.wrong]
-        self.records.rows["claim"] = [(node, *claim) for node, claim in [*wrong, *disagreements(claims)]]
+        wrong = [one for found in claims.values() for one in found.wrong]
+        self.records.rows["claim"] = [
+            (one.node, one.check, one.leader, one.tick, one.text) for one in [*wrong, *disagreements(claims)]
+        ]
         memberships = {version: said for found in claims.values() for version, said in found.memberships.items()}
         self.records.rows["holder"] = [
             (version, name, NO_USER if user is None else greatest(user))

@@ -7,17 +7,17 @@ up in the journals of other nodes as well.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow.dataset as ds
 
-from bedrockish_journal.audit.queries import FAULT, INFORMATION, QUERIES, question
+from bedrockish_journal.audit.queries import QUERIES, question
 from bedrockish_journal.audit.reading import Reader
 from bedrockish_journal.audit.views import Dialect
 from bedrockish_journal.model.access_set import object_of
 from bedrockish_journal.model.errors import JournalError
-from bedrockish_journal.model.laws import LAWS
+from bedrockish_journal.model.laws import FAULT, INFORMATION, LAWS, Finding
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.export.manifest import files_of
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
@@ -27,20 +27,6 @@ from bedrockish_journal.spark.source.plans import WantedEntries
 
 MOST = 100  # most findings of a law that are looked up
 Row = tuple[str, str, str | None]  # transaction, table, key
-
-
-class ReportedFinding(NamedTuple):
-    """A finding as it is printed."""
-
-    check: str  # the law (``bedrockish_journal.model.laws``)
-    level: str  # ``fault``, or ``information`` for a state that honest journals can show as well
-    node: str | None  # the nodes in whose files the law is broken, separated by commas
-    leader: str | None  # the timeline of the entry
-    tick: int | None  # the tick of the entry
-    txid: str | None  # the transaction
-    table: str | None  # the object of a conflict
-    key: str | None  # the key of a conflict, in hexadecimal
-    text: str  # the fault in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +47,7 @@ class LawOutcome:
 
     check: str  # the name of the law
     says: str  # the law in words
-    findings: list[ReportedFinding]  # the first findings
+    findings: list[Finding]  # the first findings
     counts: dict[str, int]  # the number of all findings of each level
 
 
@@ -91,18 +77,18 @@ def results(
     yield reader.unchecked(heads)
 
 
-def _finding(law: str, row: Sequence[Any]) -> ReportedFinding:
+def _finding(law: str, row: Sequence[Any]) -> Finding:
     """Return the finding in a row of the result of ``queries.question``."""
     level, node, leader, tick, txid, key, text, *_ = row
     key = bytes(key) if key else None
     table = object_of(key) if key else None
     text = text.replace("the same key", table) if table else text
-    return ReportedFinding(law, level, node or None, leader, tick, txid, table, key.hex() if key else None, text)
+    return Finding(law, node or None, leader, tick, txid, table, key.hex() if key else None, text, level)
 
 
-def named(inputs: Inputs, found: Sequence[ReportedFinding]) -> list[ReportedFinding]:
+def named(inputs: Inputs, found: Sequence[Finding]) -> list[Finding]:
     """Add transaction, table and key to the findings whose entry is in a journal."""
-    named: list[ReportedFinding] = []
+    named: list[Finding] = []
     with ExitStack() as stack:
         feeds: dict[str, OpenJournal] = {}
         for number, one in enumerate(found):
@@ -114,27 +100,26 @@ def named(inputs: Inputs, found: Sequence[ReportedFinding]) -> list[ReportedFind
     return named
 
 
-def _order(inputs: Inputs, finding: ReportedFinding) -> list[str]:
+def _order(inputs: Inputs, finding: Finding) -> list[str]:
     """Return the nodes in the order in which they are searched: first the nodes that the finding names."""
     own = (finding.node or "").split(", ")
     return sorted(inputs.nodes, key=lambda node: (node not in own, node))
 
 
-def _with(finding: ReportedFinding, rows: list[Row]) -> ReportedFinding:
+def _with(finding: Finding, rows: list[Row]) -> Finding:
     if not rows:
         return finding
     txid, table, key = rows[0]
     more = f" and {len(rows) - 1} more" if len(rows) > 1 and key is not None else ""
-    return finding._replace(
+    return replace(
+        finding,
         txid=finding.txid or txid,
         table=finding.table or table or None,
         key=finding.key or (f"{key}{more}" if key is not None else None),
     )
 
 
-def _rows(
-    stack: ExitStack, feeds: dict[str, OpenJournal], inputs: Inputs, node: str, finding: ReportedFinding
-) -> list[Row]:
+def _rows(stack: ExitStack, feeds: dict[str, OpenJournal], inputs: Inputs, node: str, finding: Finding) -> list[Row]:
     """Return the rows that an entry changed, from one node's journal; one ``Row`` without a key if no row changed."""
     assert finding.leader is not None
     assert finding.tick is not None

@@ -1,14 +1,34 @@
-"""The laws of the journal: their names, what holds, and which files a check needs.
+"""The laws of the journal (their names, what holds, and which files a check needs), and findings that break them.
 
 A law has the same name in ``bedrockish journal verify``, in ``bedrockish audit`` on either engine, in the simulator,
 and in docs/laws.md, which is generated from this table.
 """
 
 import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 
 FILE, OTHERS, OWN, TABLES = "one file", "files of several nodes", "the file of the timeline's own node", "the tables"
 ANCHORS = "an [anchor](audit.md#anchors)"
+
+
+FAULT, INFORMATION = "fault", "information"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A violation of a law."""
+
+    check: str  # the name of the law
+    node: str | None  # the node in whose file the law is broken; an audit names several, separated by commas, or none
+    leader: str | None = None  # the timeline
+    tick: int | None = None  # the place in the timeline
+    txid: str | None = None  # the transaction, printed
+    table: str | None = None  # the table, if the finding is about rows
+    key: str | None = None  # the key of the row, printed; in a conflict, the key in hexadecimal
+    text: str = ""  # the finding in a sentence
+    level: str = FAULT  # ``INFORMATION`` for a state that honest journals can show as well
 
 
 class Law(NamedTuple):
@@ -100,3 +120,16 @@ LAWS = (
         simulated=False,
     ),
 )
+
+
+def missing_files(nodes: Collection[str], leaders: Collection[str]) -> dict[str, str]:
+    """Return the laws that need the files of other nodes than ``nodes``, each with these files.
+
+    Args:
+        leaders: the timelines in the files of ``nodes``.
+    """
+    others = "the files of other nodes"
+    absent = ", ".join(sorted({*leaders} - {*nodes}))
+    if len(nodes) < 2:
+        return {"fork": others, "lost": f"the file of {absent}" if absent else others}
+    return {"lost": f"the file of {absent}"} if absent else {}

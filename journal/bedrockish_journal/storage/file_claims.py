@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import cbor2
 
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.membership_steps import wrong_membership, wrong_step
 from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
@@ -50,20 +51,11 @@ class PrunedBeginning(NamedTuple):
     changed: tuple[tuple[int, bytes], ...] = ()
 
 
-class BrokenClaim(NamedTuple):
-    """A claim that does not hold: the law, the place, and the fault in a sentence."""
-
-    law: str
-    leader: str | None
-    tick: int | None
-    text: str
-
-
 @dataclass(slots=True)
 class Claims:
     """Statements of a file about its cluster: claims that do not hold, the memberships, the schema's first size."""
 
-    wrong: list[BrokenClaim] = field(default_factory=list)  # the claims that do not hold
+    wrong: list[Finding] = field(default_factory=list)  # the claims that do not hold
     # All memberships that the file has, by version.
     memberships: dict[int, Membership] = field(default_factory=dict)
     # The number of objects in the schema at the founding of the cluster; None if the file does not record it.
@@ -83,28 +75,28 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
         place = f"membership {said.version}" if leader is None else f"{leader}{tick} (membership {said.version})"
         found.memberships.setdefault(said.version, said)
         for text in wrong_membership(said):
-            found.wrong.append(BrokenClaim("members", leader, tick, f"{place} {text}"))
+            found.wrong.append(Finding("members", node, leader, tick, text=f"{place} {text}"))
         before = found.memberships.get(said.version - 1)
         for text in wrong_step(before, said) if before is not None else ():
-            found.wrong.append(BrokenClaim("members", leader, tick, f"{place} {text}"))
+            found.wrong.append(Finding("members", node, leader, tick, text=f"{place} {text}"))
     if has_meta:
-        found.wrong += _void(ask, found.memberships)
+        found.wrong += _void(ask, node, found.memberships)
         found.began_with = _number(value(ask, "began_with")) or 0
         if whole:
             found.wrong += _store(ask, node, found.memberships)
     if whole:
-        found.wrong += _past(ask)
-        found.wrong += _packs(ask)
+        found.wrong += _past(ask, node)
+        found.wrong += _packs(ask, node)
     return found
 
 
-def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, BrokenClaim]]:
-    """Yield node and claim for each claim that has to be the same in all files, and differs."""
+def disagreements(files: Mapping[str, Claims]) -> Iterator[Finding]:
+    """Yield a finding for each claim that has to be the same in all files, and differs."""
     said = {node: one.began_with for node, one in files.items() if one.began_with is not None}
     if len(set(said.values())) > 1:
         texts = ", ".join(f"{count} in the file of {node}" for node, count in sorted(said.items()))
         node = min(said, key=lambda one: (list(said.values()).count(said[one]), one))
-        yield node, BrokenClaim("members", None, None, f"the number of objects at the founding differs: {texts}")
+        yield Finding("members", node, text=f"the number of objects at the founding differs: {texts}")
 
 
 def memberships(ask: Ask) -> Iterator[tuple[str | None, int | None, Membership]]:
@@ -170,47 +162,45 @@ def skipped(ask: Ask) -> set[str]:
     return {str(key).removeprefix("void:") for (key,) in ask(_MARKED, ())}
 
 
-def _void(ask: Ask, memberships: Mapping[int, Membership]) -> Iterator[BrokenClaim]:
+def _void(ask: Ask, node: str, memberships: Mapping[int, Membership]) -> Iterator[Finding]:
     marked = skipped(ask)
     said = {str(txid) for one in memberships.values() for txid in one.void}
     for txid in sorted(marked - said):
         text = f"the file skips the changes of {txid}, and no membership in its journal has an operator's decision to"
-        yield BrokenClaim("void", None, None, f"{text}; if there was one, run 'bedrockish member resolve' again")
+        yield Finding("void", node, text=f"{text}; if there was one, run 'bedrockish member resolve' again")
     for txid in sorted(said - marked):
-        yield BrokenClaim(
-            "void", None, None, f"a membership says that the changes of {txid} are skipped, and the file applies them"
+        yield Finding(
+            "void", node, text=f"a membership says that the changes of {txid} are skipped, and the file applies them"
         )
 
 
-def _store(ask: Ask, node: str, memberships: Mapping[int, Membership]) -> Iterator[BrokenClaim]:
+def _store(ask: Ask, node: str, memberships: Mapping[int, Membership]) -> Iterator[Finding]:
     store = value(ask, "store")
     bound = {said.members[node].store for said in memberships.values() if node in said.members} - {""}
     if isinstance(store, str) and bound and store not in bound:
-        yield BrokenClaim(
-            "members", None, None, f"the file says that it is {node}'s, and the memberships bind {node} to another file"
+        yield Finding(
+            "members", node, text=f"the file says that it is {node}'s, and the memberships bind {node} to another file"
         )
 
 
-def _past(ask: Ask) -> Iterator[BrokenClaim]:
+def _past(ask: Ask, node: str) -> Iterator[Finding]:
     if not has(ask, "bedrockish_past"):
         return
     removed = next(iter(ask(_REMOVED, ())), None) if has(ask, "bedrockish_pruned") else None
     for (command,) in ask(_NEVER, tuple(removed or (0, ""))):
         text = f"bedrockish_past has the command {command!r}, whose entry is later than all removed entries"
-        yield BrokenClaim("command", None, None, text)
+        yield Finding("command", node, text=text)
     if has(ask, "bedrockish_joined"):
         for (command,) in ask(_LIVE, ()):
-            yield BrokenClaim(
-                "command", None, None, f"bedrockish_past has the command {command!r}, which is in the journal"
-            )
+            yield Finding("command", node, text=f"bedrockish_past has the command {command!r}, which is in the journal")
 
 
-def _packs(ask: Ask) -> Iterator[BrokenClaim]:
+def _packs(ask: Ask, node: str) -> Iterator[Finding]:
     if has(ask, "bedrockish_packed"):
         for leader, first, last in ask(_PACKS, ()):
             text = f"bedrockish_packed has {leader}{first} to {leader}{last}, but not all of these are packed, "
             text += "or another pack has some"
-            yield BrokenClaim("columns", str(leader), _number(first), text)
+            yield Finding("columns", node, str(leader), _number(first), text=text)
 
 
 def has(ask: Ask, table: str) -> bool:

@@ -13,10 +13,10 @@ import apsw
 
 from bedrockish_journal.model.anchor import Anchor, AnchorError, AnchorStatement, parse_anchors
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.storage.file_claims import PrunedBeginning, memberships
 from bedrockish_journal.storage.pruning import marks
 from bedrockish_journal.storage.store import read_meta
-from bedrockish_journal.verify.chain import Finding
 
 LAW = "anchor"
 BYTES_MAX = 256 << 20  # limit of a file; an hourly anchor of five nodes adds a megabyte in some three weeks

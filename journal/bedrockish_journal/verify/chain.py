@@ -8,21 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bedrockish_journal.model.entry import GENESIS, entry_hash
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.storage.row import JournalRow
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A violation of a law."""
-
-    check: str  # the name of the broken law (``bedrockish_journal.model.laws``)
-    node: str  # the node in whose file the violation was found
-    leader: str | None = None  # the timeline
-    tick: int | None = None  # the place in the timeline
-    txid: str | None = None  # the transaction, printed
-    table: str | None = None  # the table, if the finding is about rows
-    key: str | None = None  # the key of the row, printed
-    text: str = ""  # the finding in a sentence
 
 
 @dataclass(slots=True)

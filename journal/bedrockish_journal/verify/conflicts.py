@@ -18,8 +18,8 @@ import apsw
 from bedrockish_journal.model.access_set import object_of
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.key_text import key_text
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.model.transaction import MEMBERS
-from bedrockish_journal.verify.chain import Finding
 
 SHOWN_MAX = 1_000  # most findings: if all write sets were altered, each pair of transactions may conflict
 _TICK_MAX = (1 << 63) - 1

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from bedrockish_journal.model.entry import Entry, decode_entry, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.rights import lacking
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
 from bedrockish_journal.storage.file_claims import PrunedBeginning
 from bedrockish_journal.storage.row import JournalRow
-from bedrockish_journal.verify.chain import Chains, Finding
+from bedrockish_journal.verify.chain import Chains
 
 MakeFinding = Callable[..., Finding]
 _CLOCK_MAX = (1 << 64) - 1

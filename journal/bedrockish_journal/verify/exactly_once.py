@@ -11,8 +11,8 @@ from typing import Any
 import apsw
 
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.storage.row import JournalRow
-from bedrockish_journal.verify.chain import Finding
 
 SHOWN_MAX = 4  # most places that a finding lists for a command that was applied several times
 _DDL = """

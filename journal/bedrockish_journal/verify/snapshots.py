@@ -11,8 +11,8 @@ from itertools import islice
 from operator import itemgetter
 
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.laws import Finding
 from bedrockish_journal.model.transaction import SCHEMA, Txid
-from bedrockish_journal.verify.chain import Finding
 
 SHOWN_MAX = 1_000
 _MOST = (1 << 63) - 1

@@ -16,14 +16,13 @@ from itertools import groupby
 import apsw
 
 from bedrockish_journal.model.errors import EntryMalformedError, JournalFileError
-from bedrockish_journal.model.laws import LAWS
+from bedrockish_journal.model.laws import LAWS, Finding, missing_files
 from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.file_claims import Claims, PrunedBeginning, disagreements, read_claims
 from bedrockish_journal.storage.pruning import marks
 from bedrockish_journal.storage.row import JournalRow
 from bedrockish_journal.storage.store import applied, find_places, heads, open_readonly, read_meta, scan_stored
-from bedrockish_journal.verify.chain import Finding
 from bedrockish_journal.verify.conflicts import Conflicts
 from bedrockish_journal.verify.entry_rules import EntryRules
 from bedrockish_journal.verify.exactly_once import Commands
@@ -107,7 +106,7 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
             path = db.filename if isinstance(source, apsw.Connection) else os.fspath(source)
             is_checked = _in_first_file(opened[0][1]) if counts else lambda _row: False
             claims[node] = read_claims(db.execute, node)
-            findings += [Finding(one.law, node, one.leader, one.tick, text=one.text) for one in claims[node].wrong]
+            findings += claims[node].wrong
             rules, count = _verify_one(
                 node, path, db, findings, progress, is_checked, (conflicts, snapshots), claims[node].memberships
             )
@@ -118,7 +117,7 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
                 who = frozenset(name for name, votes in voters.items() if votes)
                 members.setdefault(version, {}).setdefault(who, []).append(node)
         findings += _other_members(members)
-        findings += [Finding(one.law, node, one.leader, one.tick, text=one.text) for node, one in disagreements(claims)]
+        findings += disagreements(claims)
         nodes = ", ".join(count.node for count in counts)
         findings += conflicts.check(nodes, _horizon(opened, counts), retired)
         findings += snapshots.check(nodes, retired, partial(_places_of, opened))
@@ -129,13 +128,8 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
 
 def _unseen(counts: list[FileCounts]) -> dict[str, str]:
     """Return the laws that were not checked, each with the option or file that it needs."""
-    found = {"tables": "--tables", "anchor": "--anchor"}
-    if len(counts) < 2:
-        found["fork"] = "the files of other nodes"
-    given = {count.node for count in counts}
-    absent = sorted({leader for count in counts for leader in count.applied}.difference(given))
-    if absent or len(counts) < 2:
-        found["lost"] = f"the file of {', '.join(absent)}" if absent else "the files of other nodes"
+    leaders = {leader for count in counts for leader in count.applied}
+    found = {"tables": "--tables", "anchor": "--anchor"} | missing_files([count.node for count in counts], leaders)
     return {law.name: found[law.name] for law in LAWS if law.name in found}
 
 

@@ -1,6 +1,6 @@
 """Builders of columns, to which stored entries are added and which return Arrow batches."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -54,9 +54,3 @@ def arrow_batch(types: Types, parts: Sequence[Part]) -> pa.RecordBatch:
     table = pa.Table.from_batches(made, schema=schema).take(pc.sort_indices(places)).combine_chunks()
     (whole,) = table.to_batches()
     return whole
-
-
-def in_pieces(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in pieces of at most ``rows`` rows, because a single entry may have any number of rows."""
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)

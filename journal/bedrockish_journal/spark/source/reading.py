@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bedrockish_journal.spark.source.builders import BATCH_ROWS, in_pieces
+from bedrockish_journal.spark.source.builders import BATCH_ROWS
 from bedrockish_journal.spark.source.columns import batch
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.feeds import OpenJournal, check_same, expand, is_url, nodes_of, open_feed
@@ -92,9 +92,15 @@ def batches(
         for row in stored:
             builder.add(row)
             if builder.is_full:
-                yield from in_pieces(builder.take(), BATCH_ROWS)
+                yield from _pieces(builder.take())
     if builder.count:
-        yield from in_pieces(builder.take(), BATCH_ROWS)
+        yield from _pieces(builder.take())
+
+
+def _pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Return a batch in pieces, because a single entry may have any number of rows."""
+    pieces: list[pa.RecordBatch] = pa.Table.from_batches([batch]).to_batches(max_chunksize=BATCH_ROWS)
+    return pieces
 
 
 def rows_before(context: Context, table: SourceTable, limits: BatchLimits = NO_LIMITS) -> Iterator[tuple[Any, ...]]:

@@ -7,6 +7,7 @@ first key to the last replaces them, like lock escalation in other databases.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from sys import getsizeof
 from typing import NamedTuple, Protocol
@@ -190,7 +191,7 @@ class Analysis:
         return known
 
     def _plan_with_longer_lists(self, piece: CompiledFacts) -> ReadPlan | None:
-        """Return the plan of the statement with lists of one of few lengths; None for a statement without long lists.
+        """Return the plan of the statement with lists of one of few lengths; None if the statement needs its own plan.
 
         An analysis takes 40 microseconds for each value of a list, and programs send lists of all lengths.
         """
@@ -202,33 +203,41 @@ class Analysis:
             facts = LongerStatement(longer.sql, (None,) * longer.parameters, piece.accessed_tables)
             try:
                 known = plan_of(self._db, self.schema, facts, self.patience(piece.sql))
-            except apsw.Error:  # the longer statement passes a limit of SQLite
+            except apsw.Error:  # SQLite refuses it: an index needs the list, or the statement passes a limit
                 return None
             self._make_room(getsizeof(longer.sql) + PLAN_BYTES + ACCESS_BYTES * known.size)
             self._longer[longer.sql] = known
+        if known.lengths.depends_on_values:  # on those of this statement, whose parameters have other positions
+            return None
         self._make_room(VALUE_BYTES * longer.parameters)
         return replace(known, convert=longer.convert)
 
     def lengths(self, piece: CompiledFacts) -> Lengths:
         """Return the allowed lengths of a statement's values, usually in a tenth of the time of ``plan``."""
         sql = with_settings(piece.sql, piece.settings)
-        plan = self._plans.get(sql)
-        found = self._lengths.get(sql) if plan is None else plan.lengths
-        if found is not None:
+        if (plan := self._plans.get(sql)) is not None:
+            return plan.lengths
+        if (found := self._lengths.get(sql)) is not None:
             return found
         longer = _with_longer_lists(piece)
         if longer is not None:
-            sql = longer.sql
-            if (found := self._lengths.get(sql)) is not None:
-                return found
-        text, parameters = (piece.sql, len(piece.names)) if longer is None else (sql, longer.parameters)
-        try:
-            with in_force(self._db, piece.settings):
-                found = lengths_of(self._db, text, parameters, self.patience(piece.sql))
-        except TooCostlyError:
-            return self.plan(piece).lengths
-        self._make_room(getsizeof(sql) + PLAN_BYTES)
-        self._lengths[sql] = found
+            with suppress(apsw.Error):  # SQLite refuses the longer statement
+                found = self._lengths_of(piece, longer.sql, longer.sql, longer.parameters)
+                if not found.depends_on_values:
+                    return found
+        return self._lengths_of(piece, sql, piece.sql, len(piece.names))
+
+    def _lengths_of(self, piece: CompiledFacts, name: str, text: str, parameters: int) -> Lengths:
+        """Return the lengths of a text that is analysed for a statement, cached under ``name``."""
+        found = self._lengths.get(name)
+        if found is None:
+            try:
+                with in_force(self._db, piece.settings):
+                    found = lengths_of(self._db, text, parameters, self.patience(piece.sql))
+            except TooCostlyError:
+                return self.plan(piece).lengths
+            self._make_room(getsizeof(name) + PLAN_BYTES)
+            self._lengths[name] = found
         return found
 
     def _make_room(self, weight: int) -> None:

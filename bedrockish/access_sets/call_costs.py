@@ -108,6 +108,11 @@ class Lengths:
     has_calls: bool = True  # whether the statement may call a function
     searches: Searches | None = None  # the texts for which the statement searches with FTS5; None if it does not
 
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether the lengths are for the statement's constants and parameters, at their positions."""
+        return self.has_patterns or self.searches is not None
+
 
 OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)
 

@@ -11,7 +11,9 @@ from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.catalog import read_schema
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import analyse
+from bedrockish.errors import TooLargeError
 from bedrockish.sqltext.text_forms import LONGER_MAX, longer_length, with_longer_lists
+from tests.engine.nodes import TestNode
 
 DDL = """
 CREATE TABLE plain(id INTEGER PRIMARY KEY, name TEXT COLLATE NOCASE UNIQUE, number INTEGER, note);
@@ -156,6 +158,50 @@ def test_last_value_of_a_list_is_repeated(sql: str, letters: str, longer: str, v
 )  # fmt: skip
 def test_other_statements_keep_their_own_plan(sql: str) -> None:
     assert with_longer_lists(sql, 0) is None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT name FROM plain INDEXED BY few WHERE note = 1 AND number IN (4, 5, 6, 7, 8)",
+        "SELECT id IN (1, 2, 3, 4, 5) FROM plain UNION SELECT number FROM plain ORDER BY id IN (1, 2, 3, 4, 5)",
+        "INSERT INTO children VALUES (1, 2, 3) ON CONFLICT(note) WHERE id IN (1, 2, 3, 4, 5) DO UPDATE SET parent = 1",
+    ],
+)
+def test_statement_that_needs_its_list_has_its_own_lengths(db: apsw.Connection, sql: str) -> None:
+    db.execute("DROP INDEX few; CREATE INDEX few ON plain(note) WHERE number IN (4, 5, 6, 7, 8)")
+    db.execute("DROP TABLE children; CREATE TABLE children(id INTEGER, parent, note)")
+    db.execute("CREATE UNIQUE INDEX some ON children(note) WHERE id IN (1, 2, 3, 4, 5)")
+    piece = UnchangedStatement(sql, [])
+    with pytest.raises(apsw.SQLError):
+        db.execute(f"EXPLAIN {with_longer_lists(sql, 0).sql}")  # type: ignore[union-attr]
+    assert Analysis(db, lambda _: None).lengths(piece) == analyse(db, read_schema(db), sql, 0).lengths
+
+
+def test_search_in_a_statement_with_a_long_list_is_bounded(node: TestNode) -> None:
+    node.run("CREATE VIRTUAL TABLE f USING fts5(x)")
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+    node.run("INSERT INTO t(id, a) VALUES (1, 1)")
+    words = " ".join(f"w{number}" for number in range(12_000))
+    for sql in (
+        "SELECT id FROM t WHERE id IN (?, ?, ?, ?, ?) AND a IN (SELECT rowid FROM f WHERE f MATCH ?)",
+        "DELETE FROM t WHERE id IN (?, ?, ?, ?, ?) AND a IN (SELECT rowid FROM f WHERE f MATCH ?)",
+    ):
+        for _ in range(2):
+            with pytest.raises(TooLargeError, match="MATCH"):
+                node.run((sql, [1, 2, 3, 4, 5, words]))
+            assert node.rows("SELECT id FROM t") == [(1,)]
+
+
+def test_pattern_in_one_of_many_rows_may_be_long(node: TestNode) -> None:
+    node.run("CREATE TABLE t(a)")
+    node.run("CREATE TABLE patterns(a)")
+    node.run("CREATE TRIGGER finds AFTER INSERT ON patterns BEGIN UPDATE t SET a = 1 WHERE a LIKE new.a; END")
+    node.run("INSERT INTO t VALUES ('a')")
+    row = f"('%{'a' * 100}%')"
+    for count in (2, 6, 7):
+        node.run(f"INSERT INTO patterns VALUES {', '.join([row] * count)}")
+    assert node.rows("SELECT count(*) FROM patterns") == [(15,)]
 
 
 def test_lengths_are_few() -> None:

@@ -9,7 +9,7 @@ import trio
 from bedrockish.api.requests import Rows
 from bedrockish.cli.member import show
 from bedrockish.cli.options import json_option, node_option
-from bedrockish.cli.upkeep import everywhere
+from bedrockish.cli.upkeep import everywhere, report_missing
 from bedrockish.cli.url import UrlCommand
 from bedrockish.errors import UsageError
 
@@ -46,7 +46,7 @@ def statements(url: str, by: str, only: str | None, reset: bool, as_json: bool) 
     for node, one in told.items():
         if one.get("forgotten"):
             click.echo(f"{node} has forgotten {one['forgotten']} texts that were seldom used", err=True)
-    _report_missing(told)
+    report_missing(told)
 
 
 @click.command(cls=UrlCommand)
@@ -69,16 +69,7 @@ def transactions(url: str, end: str | None, only: str | None, as_json: bool) -> 
         show(Rows(("node", *OPEN), rows), as_json=as_json)
         if not rows:
             click.echo("no transaction is open", err=True)  # not among the rows, which a program may read
-    _report_missing(told)
-
-
-def _report_missing(told: Mapping[str, Mapping[str, Any]]) -> None:
-    """Name the members that could not be asked, and end with status 3 if there are any."""
-    missing = {node: one["unreachable"] for node, one in told.items() if "unreachable" in one}
-    for node, why in missing.items():
-        click.echo(f"{node} is not included: {why}", err=True)
-    if missing:
-        raise SystemExit(3)
+    report_missing(told)
 
 
 def added_up(told: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, ...]]:

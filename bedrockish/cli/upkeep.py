@@ -139,14 +139,20 @@ def _report(
     titles: tuple[str, ...],
     cells: Callable[[Mapping[str, Any]], tuple[Any, ...]],
 ) -> None:
-    """Print a row for each member; if a member could not be asked, print why to standard error, and end with 3."""
+    """Print a row for each member; end with 3 if a member could not be asked (``report_missing``)."""
     table = Table(box=None, header_style="bold")
     for title in ("node", *titles):
         table.add_column(Text(title), overflow="fold")
     for node, told in found.items():
-        if "unreachable" in told:
-            click.echo(f"{node}: {told['unreachable']}", err=True)
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in (node, *cells(told))))
     console().print(table)
-    if any("unreachable" in told for told in found.values()):
+    report_missing(found)
+
+
+def report_missing(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print why members could not be asked to standard error, and end with status 3 if there are any."""
+    missing = {node: told["unreachable"] for node, told in found.items() if "unreachable" in told}
+    for node, why in missing.items():
+        click.echo(f"{node} is not included: {why}", err=True)
+    if missing:
         raise SystemExit(3)

@@ -68,10 +68,6 @@ def _others(status: Status) -> dict[str, Mapping[str, Any]]:
     return {name: node for name, node in status["nodes"].items() if name != status["node"]}
 
 
-def _each(found: Iterable[str]) -> str:
-    return "; ".join(found)
-
-
 def _only_counts(status: Status) -> bool:
     """Return whether the cluster's clock does not follow the wall, so that it does not show the time."""
     return status.get("cluster_clock") == "off"
@@ -117,7 +113,7 @@ def _read_only(status: Status) -> str:
         return ""
     if set(alarms) == {UNPROVEN} and status["nodes"].get(status["node"], {}).get("role") == "learner":
         return ""  # a learner takes no writes in any case
-    reasons = _each(str(alarm.get("reason")) for alarm in alarms.values())
+    reasons = "; ".join(str(alarm.get("reason")) for alarm in alarms.values())
     return f"this node refuses writes: {reasons}"
 
 
@@ -182,7 +178,7 @@ def _unproven_copy(status: Status) -> str:
 )
 def _journal_damaged(status: Status) -> str:
     damaged = status.get("journal_damaged", {})
-    return _each(f"{place}: {why}" for place, why in damaged.items())
+    return "; ".join(f"{place}: {why}" for place, why in damaged.items())
 
 
 @_trouble(
@@ -261,7 +257,7 @@ def _clock_skew(status: Status) -> str:
     if len(offsets) > 1 and len(off) * 2 > len(offsets) and abs(ours) > SKEW_MS_MAX:
         way = "behind" if ours > 0 else "ahead of"
         return f"this machine's clock is {_duration(abs(ours) / 1000)} {way} most others'"
-    return _each(
+    return "; ".join(
         f"the clock of {name} is {_duration(abs(offset) / 1000)} "
         f"{'ahead of' if offset > 0 else 'behind'} this machine's"
         for name, offset in sorted(off.items())
@@ -375,7 +371,7 @@ def _address(status: Status) -> str:
     if me and others and all(node["up"] and node["silent_ms"] >= SILENT_MS_MAX for node in others.values()):
         own = me.get("address")
         found.append(f"all others answer, and none of them reaches this node at the address that they know, {own}")
-    return _each(found)
+    return "; ".join(found)
 
 
 @_trouble(
@@ -384,7 +380,7 @@ def _address(status: Status) -> str:
     after_s=2.0,
 )
 def _node_away(status: Status) -> str:
-    return _each(
+    return "; ".join(
         (
             f"{name} cannot be reached"
             if not node["up"] and not node["silent_ms"]
@@ -407,7 +403,7 @@ def _node_behind(status: Status) -> str:
         behind = lacking(node["applied"], [status["applied"]]) if reaches(node) else 0
         if behind > BEHIND_MAX:
             found.append(f"{name} lacks {behind} commits that are here")
-    return _each(found)
+    return "; ".join(found)
 
 
 @_trouble(
@@ -416,7 +412,7 @@ def _node_behind(status: Status) -> str:
     after_s=10.0,
 )
 def _node_slow(status: Status) -> str:
-    return _each(
+    return "; ".join(
         f"the messages of {name} are {node['report_lag_ms'] / 1000:.1f} s old when they arrive"
         for name, node in sorted(_others(status).items())
         if reaches(node) and (node.get("report_lag_ms") or 0.0) > SLOW_MS_MAX and not _only_counts(status)
@@ -427,7 +423,7 @@ def _node_slow(status: Status) -> str:
     "something is wrong with another member", "do what the text says; 'bedrockish status' of that member says more"
 )
 def _node_trouble(status: Status) -> str:
-    return _each(f"{name}: {node['trouble']}" for name, node in sorted(_others(status).items()) if node["trouble"])
+    return "; ".join(f"{name}: {node['trouble']}" for name, node in sorted(_others(status).items()) if node["trouble"])
 
 
 @_trouble(
@@ -435,7 +431,7 @@ def _node_trouble(status: Status) -> str:
     "look at the release that it runs, and at this node's log, which names the message and the field",
 )
 def _nonsense(status: Status) -> str:
-    return _each(f"{name} sends messages that cannot be read" for name in sorted(status.get("left_alone", {})))
+    return "; ".join(f"{name} sends messages that cannot be read" for name in sorted(status.get("left_alone", {})))
 
 
 @_trouble(
@@ -451,7 +447,7 @@ def _upgrade_unfinished(status: Status) -> str:
     }
     if level >= own or not below:
         return ""
-    levels = _each(f"{name} has reported {level or 'none'}" for name, level in below.items())
+    levels = "; ".join(f"{name} has reported {level or 'none'}" for name, level in below.items())
     return f"the cluster speaks at release level {level}, and this program supports {own}: {levels}"
 
 
@@ -468,7 +464,7 @@ def _certificate(status: Status) -> str:
     expiring = [f"{name} {'has expired' if days < 0 else f'expires in {days:.0f} days'}" for name, days in near]
     has_ended = any(end < status["wall_s"] for end in status.get("certificates", {}).values())
     fault = "" if has_ended else status.get("certificate_fault", "")
-    return _each(filter(None, [fault, *expiring]))
+    return "; ".join(filter(None, [fault, *expiring]))
 
 
 @_trouble(

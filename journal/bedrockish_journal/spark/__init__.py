@@ -16,10 +16,10 @@ __all__ = ["parquet_batches", "register"]
 
 
 def register(spark: "SparkSession") -> None:
-    """Make ``spark.read.format("bedrockish")`` known to a session."""
-    from bedrockish_journal.spark.source.source import register as register_source
+    """Make ``spark.read.format("bedrockish")`` known to a session, if pip has not installed the package."""
+    from bedrockish_journal.spark.source.source import BedrockishSource
 
-    register_source(spark)
+    spark.dataSource.register(BedrockishSource)
 
 
 def parquet_batches(directory: "str | os.PathLike[str]") -> "Callable[[DataFrame, int], None]":

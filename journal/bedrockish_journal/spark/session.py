@@ -105,7 +105,7 @@ def quiet_session(
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    from bedrockish_journal.spark.source.source import register
+    from bedrockish_journal.spark import register
 
     for logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)  # these loggers repeat raised errors as JSON

@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import NamedTuple
 
 import apsw
 
@@ -89,40 +91,44 @@ def verify(sources: Sequence[Source], progress: Progress | None = None) -> Verif
         ) from None
 
 
+class _File(NamedTuple):
+    """A file that is open for reading."""
+
+    node: str
+    path: str
+    db: apsw.Connection
+    removed: dict[str, PrunedBeginning]  # the marks of removed entries; empty if they are malformed
+
+
 def _verify(sources: Sequence[Source], progress: Progress | None) -> Verification:
     findings: list[Finding] = []
     counts: list[FileCounts] = []
     with contextlib.ExitStack() as stack:
-        opened: list[tuple[str, apsw.Connection]] = []
+        files: list[_File] = []
         for source in sources:
-            db, path = _open(source, stack)
-            node = _name(db, path, [name for name, _ in opened])
-            opened.append((node, db))
+            files.append(_open(source, stack, [file.node for file in files], findings))
         members: dict[int, dict[frozenset[str], list[str]]] = {}
         conflicts, snapshots, retired = Conflicts(), TransactionSnapshots(), dict[str, int]()
         claims: dict[str, Claims] = {}
         stack.callback(conflicts.close)
-        for (node, db), source in zip(opened, sources, strict=True):
-            path = db.filename if isinstance(source, apsw.Connection) else os.fspath(source)
-            is_checked = _in_first_file(opened[0][1]) if counts else lambda _row: False
-            claims[node] = read_claims(db.execute, node)
-            findings += claims[node].wrong
-            rules, count = _verify_one(
-                node, path, db, findings, progress, is_checked, (conflicts, snapshots), claims[node].memberships
-            )
+        for file in files:
+            claims[file.node] = claim = read_claims(file.db.execute, file.node)
+            findings += claim.wrong
+            is_checked = _in_first_file(files[0].db) if counts else lambda _row: False
+            rules, count = _verify_one(file, findings, progress, is_checked, (conflicts, snapshots), claim.memberships)
             counts.append(count)
             for leader, version in rules.retired.items():
                 retired[leader] = min(version, retired.get(leader, version))
             for version, voters in rules.memberships.items():
                 who = frozenset(name for name, votes in voters.items() if votes)
-                members.setdefault(version, {}).setdefault(who, []).append(node)
+                members.setdefault(version, {}).setdefault(who, []).append(file.node)
         findings += _other_members(members)
         findings += disagreements(claims)
-        nodes = ", ".join(count.node for count in counts)
-        findings += conflicts.check(nodes, _horizon(opened, counts), retired)
-        findings += snapshots.check(nodes, retired, partial(_places_of, opened))
-        lacks = _compare(opened, counts, findings)
-        _verify_own_tails(opened, counts, findings)
+        nodes = ", ".join(file.node for file in files)
+        findings += conflicts.check(nodes, _horizon(files, counts), retired)
+        findings += snapshots.check(nodes, retired, partial(_places_of, files))
+        lacks = _compare(files, findings) if len(files) > 1 else {}
+        _verify_own_tails(files, counts, findings)
     return Verification(findings, counts, lacks, _unseen(counts))
 
 
@@ -133,12 +139,13 @@ def _unseen(counts: list[FileCounts]) -> dict[str, str]:
     return {law.name: found[law.name] for law in LAWS if law.name in found}
 
 
-def _places_of(opened: list[tuple[str, apsw.Connection]], txid: Txid) -> list[tuple[str, int]]:
+def _places_of(files: list[_File], txid: Txid) -> list[tuple[str, int]]:
     """Return the places of a transaction in all files."""
-    return sorted({place for _, db in opened for place in find_places(db, txid)})
+    return sorted({place for file in files for place in find_places(file.db, txid)})
 
 
-def _open(source: Source, stack: contextlib.ExitStack) -> tuple[apsw.Connection, str]:
+def _open(source: Source, stack: contextlib.ExitStack, taken: list[str], findings: list[Finding]) -> _File:
+    """Open a file until the end of ``stack``, and read its marks; ``taken`` are the names of the other files' nodes."""
     if isinstance(source, apsw.Connection):
         db, path = source, source.filename
     else:
@@ -147,18 +154,20 @@ def _open(source: Source, stack: contextlib.ExitStack) -> tuple[apsw.Connection,
     db.execute("BEGIN")
     stack.callback(_end, db)
     db.execute("SELECT 1 FROM bedrockish_journal LIMIT 1").fetchall()  # takes the read snapshot now
-    return db, path
+    owner = read_meta(db, "node")
+    name = owner if isinstance(owner, str) else os.path.basename(path) or "memory"
+    node = name if name not in taken else f"{name} ({path})"
+    try:
+        removed = marks(db)
+    except EntryMalformedError as error:
+        findings.append(Finding("bytes", node, text=str(error)))
+        removed = {}
+    return _File(node, path, db, removed)
 
 
 def _end(db: apsw.Connection) -> None:
     if db.in_transaction:
         db.execute("ROLLBACK")
-
-
-def _name(db: apsw.Connection, path: str, taken: list[str]) -> str:
-    node = read_meta(db, "node")
-    name = node if isinstance(node, str) else os.path.basename(path) or "memory"
-    return name if name not in taken else f"{name} ({path})"
 
 
 def known_nodes(db: apsw.Connection) -> list[str]:
@@ -196,15 +205,14 @@ def _other_members(members: dict[int, dict[frozenset[str], list[str]]]) -> Itera
 
 
 def _verify_one(
-    node: str,
-    path: str,
-    db: apsw.Connection,
+    file: _File,
     findings: list[Finding],
     progress: Progress | None,
     is_checked: Callable[[JournalRow], bool],
     together: tuple[Conflicts, TransactionSnapshots],
     memberships: Mapping[int, Membership],
 ) -> tuple[EntryRules, FileCounts]:
+    node, path, db, removed = file
     founding = read_meta(db, "bootstrap")
 
     def original(clock: int, origin: str, before: int) -> bytes | None:
@@ -212,7 +220,6 @@ def _verify_one(
         row = db.execute(query, (clock, origin, before)).fetchone() if clock < 1 << 63 else None
         return None if row is None else row[0]
 
-    removed = _removed(node, db, findings)
     founded = founding if isinstance(founding, bytes) else None
     rules = EntryRules(node, founded, original, removed, is_checked=is_checked, memberships=memberships)
     findings.extend(rules.begin())
@@ -242,25 +249,17 @@ def _verify_one(
     return rules, counts
 
 
-def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[FileCounts]) -> int:
+def _horizon(files: list[_File], counts: list[FileCounts]) -> int:
     """Return a clock above which no entry was removed from all files with its timeline; 0 without such a removal."""
     least: dict[str, int] = {}
-    for (_, db), count in zip(opened, counts, strict=True):
-        clocks = {leader: mark.clock for leader, mark in _removed("", db, []).items()}
+    for file, count in zip(files, counts, strict=True):
         for leader, tick in count.applied.items():
-            if tick == count.removed.get(leader):
+            mark = file.removed.get(leader)
+            if mark is not None and tick == mark.tick:
                 continue  # the file has no entry of the timeline; another law checks its mark
-            clock = clocks.get(leader, 0)
+            clock = 0 if mark is None else mark.clock
             least[leader] = min(clock, least.get(leader, clock))
     return max(least.values(), default=0)
-
-
-def _removed(node: str, db: apsw.Connection, findings: list[Finding]) -> dict[str, PrunedBeginning]:
-    try:
-        return marks(db)
-    except EntryMalformedError as error:
-        findings.append(Finding("bytes", node, text=str(error)))
-        return {}
 
 
 # NOT INDEXED, because the unique index that should prevent duplicates may itself be damaged.
@@ -276,19 +275,14 @@ def _twice(node: str, db: apsw.Connection) -> Iterator[Finding]:
         yield Finding("txid", node, leader, tick, txid, text=text)
 
 
-def _compare(
-    opened: list[tuple[str, apsw.Connection]], counts: list[FileCounts], findings: list[Finding]
-) -> dict[str, list[tuple[str, int, int]]]:
+def _compare(files: list[_File], findings: list[Finding]) -> dict[str, list[tuple[str, int, int]]]:
     """Compare all journals by timeline; add forks to the findings, and return the spans that each node lacks and has
     not removed itself.
     """
-    everybody = {node for node, _ in opened}
-    removed = {count.node: count.removed for count in counts}
+    removed = {file.node: file.removed for file in files}
     lacks: dict[str, list[tuple[str, int, int]]] = {}
-    if len(opened) < 2:
-        return {}
-    merged = heapq.merge(*(heapq.merge(_places(node, db), _marks(node, db)) for node, db in opened))
-    for (leader, tick), group in groupby(merged, key=_place):
+    merged = heapq.merge(*(heapq.merge(_places(file), _marks(file)) for file in files))
+    for (leader, tick), group in groupby(merged, key=itemgetter(0, 1)):
         hashes: dict[bytes, list[str]] = {}
         for _, _, node, digest in group:
             hashes.setdefault(digest, []).append(node)
@@ -296,8 +290,9 @@ def _compare(
             versions = ", ".join(f"{digest.hex()[:12]}… at {', '.join(nodes)}" for digest, nodes in hashes.items())
             text = f"{leader}{tick} is not the same everywhere: {versions}"
             findings.append(Finding("fork", min(hashes.values(), key=len)[0], leader, tick, text=text))
-        for node in everybody.difference(*hashes.values()) if tick > 0 else ():
-            if tick > removed[node].get(leader, 0):
+        for node in removed.keys() - {*chain(*hashes.values())}:
+            mark = removed[node].get(leader)
+            if tick > (0 if mark is None else mark.tick):
                 spans = lacks.setdefault(node, [])
                 goes_on = bool(spans) and (spans[-1][0], spans[-1][2]) == (leader, tick - 1)
                 first = spans.pop()[1] if goes_on else tick
@@ -305,31 +300,25 @@ def _compare(
     return dict(sorted(lacks.items()))
 
 
-def _places(node: str, db: apsw.Connection) -> Iterator[tuple[str, int, str, bytes]]:
+def _places(file: _File) -> Iterator[tuple[str, int, str, bytes]]:
     query = """SELECT leader, tick, hash FROM bedrockish_journal
                WHERE typeof(leader) = 'text' AND typeof(tick) = 'integer' AND typeof(hash) = 'blob'
                ORDER BY leader, tick"""
-    for leader, tick, digest in db.execute(query):
-        yield leader, tick, node, digest
+    for leader, tick, digest in file.db.execute(query):
+        yield leader, tick, file.node, digest
 
 
-def _marks(node: str, db: apsw.Connection) -> list[tuple[str, int, str, bytes]]:
+def _marks(file: _File) -> list[tuple[str, int, str, bytes]]:
     """Return the places and hashes of the last removed entries of a file, which must be the same in all files."""
-    return sorted((leader, mark.tick, node, mark.hash) for leader, mark in _removed(node, db, []).items())
+    return sorted((leader, mark.tick, file.node, mark.hash) for leader, mark in file.removed.items())
 
 
-def _place(row: tuple[str, int, str, bytes]) -> tuple[str, int]:
-    return row[0], row[1]
-
-
-def _verify_own_tails(
-    opened: list[tuple[str, apsw.Connection]], counts: list[FileCounts], findings: list[Finding]
-) -> None:
+def _verify_own_tails(files: list[_File], counts: list[FileCounts], findings: list[Finding]) -> None:
     """Check that no file has more of a node's timeline than the node itself, whose file has each entry first.
 
     The end of the node's timeline is read again, after all other files, because the nodes may be running.
     """
-    for node, db in opened:
+    for node, _, db, _ in files:
         _end(db)
         own, _ = heads(db).get(node, (0, b""))
         most = max((count.applied.get(node, 0) for count in counts if count.node != node), default=0)

@@ -26,8 +26,7 @@ from bedrockish_journal.spark.export.manifest import (
     read_manifest,
     write_manifest,
 )
-from bedrockish_journal.spark.source.builders import Builder
-from bedrockish_journal.spark.source.columns import batch
+from bedrockish_journal.spark.source.columns import Builder, batch
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.feeds import OpenJournal
 from bedrockish_journal.spark.source.plans import Span, WantedEntries, advance, cut, spans_between

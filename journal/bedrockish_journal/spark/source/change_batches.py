@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from bedrockish_journal.model.changes import DELETE, INSERT, INT64, UPDATE, ChangeColumns, Value
-from bedrockish_journal.spark.source.builders import BATCH_BYTES, BATCH_ROWS, Part, arrow_batch
-from bedrockish_journal.spark.source.columns import Types
+from bedrockish_journal.spark.source.columns import BATCH_BYTES, BATCH_ROWS, Part, Types, arrow_batch
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.storage.row import JournalRow
 

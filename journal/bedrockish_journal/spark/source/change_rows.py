@@ -5,9 +5,8 @@ from typing import Any
 
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE
 from bedrockish_journal.model.plain_names import folded
-from bedrockish_journal.spark.source.builders import Part
 from bedrockish_journal.spark.source.change_batches import ChangeBuilder, Image, TableChanges
-from bedrockish_journal.spark.source.columns import Types
+from bedrockish_journal.spark.source.columns import Part, Types
 from bedrockish_journal.spark.source.context import HEAD, Context, head
 from bedrockish_journal.spark.source.json_rows import row_texts, value_texts
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bedrockish_journal.spark.source.builders import BATCH_ROWS
-from bedrockish_journal.spark.source.columns import batch
+from bedrockish_journal.spark.source.columns import BATCH_ROWS, batch
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.feeds import OpenJournal, check_same, expand, is_url, nodes_of, open_feed
 from bedrockish_journal.spark.source.options import PARTITION_ROWS, ReadOptions

@@ -7,7 +7,6 @@ query runs; running the query again plans it again.
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -118,8 +117,3 @@ class BedrockishReader(DataSourceReader):
         assert isinstance(partition, StreamTask)
         if partition.part is not None:
             yield from read_part(partition.part, self.options, self.table, self.columns)
-
-
-def register(spark: SparkSession) -> None:
-    """Make ``spark.read.format("bedrockish")`` known to a session, if pip has not installed the package."""
-    spark.dataSource.register(BedrockishSource)

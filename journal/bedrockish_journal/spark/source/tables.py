@@ -12,9 +12,8 @@ from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.entry import Entry, decode_label, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Txid
-from bedrockish_journal.spark.source.builders import BATCH_ROWS, Builder
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
-from bedrockish_journal.spark.source.columns import Types, batch
+from bedrockish_journal.spark.source.columns import BATCH_ROWS, Builder, Types, batch
 from bedrockish_journal.spark.source.context import ACCESS_SET, HEAD, Context, head
 from bedrockish_journal.spark.source.founding import decode_members
 from bedrockish_journal.storage.row import JournalRow

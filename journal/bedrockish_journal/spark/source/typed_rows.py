@@ -9,9 +9,8 @@ from bedrockish_journal.model.changes import Value
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.plain_names import folded, plain_name
 from bedrockish_journal.model.transaction import ROWS
-from bedrockish_journal.spark.source.builders import Part
 from bedrockish_journal.spark.source.change_batches import ChangeBuilder, TableChanges
-from bedrockish_journal.spark.source.columns import Types
+from bedrockish_journal.spark.source.columns import Part, Types
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.declared import DeclaredTable, declared
 from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed

@@ -22,7 +22,7 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.records import Prepared, Recovered
 from bedrockish.engine.background_reads import BackgroundReads
-from bedrockish.engine.batch import Batch, Hooks, WriterState
+from bedrockish.engine.batch import LONG_BYTES, Batch, Hooks, WriterState
 from bedrockish.engine.derived.index_keeper import stale_indexes
 from bedrockish.engine.entry_applier import EntryApplier
 from bedrockish.engine.execution import group_execution as together
@@ -362,6 +362,9 @@ class Engine:
     def activate(self, txid: Txid) -> str:
         """Put the scheduled schema change in force, in the open batch; return why the data forbids it, or ''."""
         self.pages.widen()
+        # The change may rewrite a table. If that does not fit into the page cache, COMMIT reads the batch's part of the
+        # log again, for its checksums.
+        self.batch.size += LONG_BYTES + 1
         return self.builds.activate(txid)
 
     def get_meta(self, prefix: str) -> dict[str, Any]:

@@ -96,6 +96,7 @@ def test_activation_moves_the_built_search_index_without_running_its_statement(
     build = ready(node)
     monkeypatch.setattr(schema_versions, "run", None)
     assert node.engine.activate(build.txid) == ""
+    assert node.engine.batch.is_long, "a thread commits it"
     search(node)
     node.run("UPDATE t SET v = 'zeta' WHERE _rowid_ % 3 = 0")
     assert node.rows("SELECT count(*) FROM made('zeta')") == node.rows("SELECT count(*) FROM t WHERE v = 'zeta'")

@@ -262,3 +262,37 @@ def test_a_long_journal_does_not_keep_a_node_from_its_other_work(
     monkeypatch.setattr(retention, "PACKING_S", 0.0)
     keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
     assert [(trio.run(keeper.pack), packed(old) // ENTRIES_MAX) for _ in range(3)] == [(True, 1), (True, 2), (False, 2)]
+
+
+@pytest.mark.parametrize("work", ["remove", "give back"])
+def test_upkeep_never_uses_the_writer_while_a_thread_has_it(
+    old: TestNode, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """A thread gets the writer during each wait for the disk, for example for a change of the schema."""
+    for name, value in (("FREE_PAGES_MAX", 0), ("FREE_MAX", 0.0), ("FREE_KEPT", 0.0), ("SHRINK_PAGES", 1)):
+        monkeypatch.setattr(retention, name, value)
+    monkeypatch.setattr(retention, "SLICE", 1)
+    old.run("CREATE TABLE big AS SELECT zeroblob(100000) AS x")
+    old.run("DROP TABLE big")
+    old.engine.flush()
+    batch, waits = old.engine.batch, 0
+
+    def forbidden() -> None:
+        raise AssertionError("the loop waits for the thread")
+
+    async def durable() -> None:
+        nonlocal waits
+        waits += 1
+        if batch.is_in_thread:
+            batch.take_back()
+        else:
+            old.engine.flush()
+            batch.hand_over(forbidden)
+
+    config: Any = None
+    core = cast("Any", Core(moved(0, 10 * PACKED_MS)))
+    keeper = Upkeep(core, old.engine, config, cast("Any", None), lambda _event: None, durable)
+    done = trio.run(keeper.give_back) if work == "give back" else trio.run(keeper._remove, {"A": 9})
+    assert done > 5
+    assert waits > 10
+    assert not batch.is_in_thread

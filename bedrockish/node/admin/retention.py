@@ -267,6 +267,11 @@ class Upkeep:
         while self._engine.batch.is_in_thread:
             await self._durable()
 
+    async def _until_durable(self) -> None:
+        """Wait until all writes are durable, and then until no thread has the writer."""
+        await self._durable()
+        await self._reach_writer()
+
     async def _remove(self, upto: Mapping[str, int]) -> int:
         journal = self._engine.journal
         first = gone = journal.removed
@@ -276,14 +281,14 @@ class Upkeep:
             if gone == before:
                 break  # the removal has reached a pack that cannot be read
             self._post(Shortened(gone))
-            await self._durable()
+            await self._until_durable()
         return sum(gone.values()) - sum(first.values())
 
     async def _forget_commands(self) -> None:
         """Delete the ids of removed commands that are too old to be sent again."""
         now_ms = min(milliseconds(self._core.state.clock.safe), self._core.state.clock.wall_ms)
         while self._engine.journal.forget_commands(now_ms - COMMANDS_KEPT_MS, SLICE) == SLICE:
-            await self._durable()
+            await self._until_durable()
 
     async def pack(self) -> bool:
         """Pack the journal's old entries, a few hundred at a time with a rest after each; return whether more are left.
@@ -319,15 +324,15 @@ class Upkeep:
 
         A tenth of the file stays free for later writes: a file that shrinks to the last page has to grow again.
         """
-        await self._reach_writer()
-        journal, given = self._engine.journal, 0
         async with self._pruning:
+            await self._reach_writer()
+            journal, given = self._engine.journal, 0
             room = journal.room
             if not room.can_shrink or room.free <= max(FREE_PAGES_MAX, FREE_MAX * room.pages):
                 return 0
             while room.free > max(FREE_PAGES_MAX // 2, FREE_KEPT * room.pages):
                 journal.shrink(SHRINK_PAGES)
-                await self._durable()
+                await self._until_durable()
                 before, room = room, journal.room
                 if room.free >= before.free:
                     break  # other writes free pages as fast as pages are returned

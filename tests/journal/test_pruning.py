@@ -84,6 +84,31 @@ def test_pruning_keeps_the_last_entries_and_those_that_peers_need(world: World) 
     assert everything == {leader: tick - 1 for leader, tick in store.applied(db).items()}
 
 
+def test_plan_takes_no_more_steps_in_a_longer_journal(world: World) -> None:
+    """A node asks every ten seconds, in its loop."""
+    db = world.nodes["A"].db
+
+    def steps() -> int:
+        count = 0
+
+        def counted() -> bool:
+            nonlocal count
+            count += 1
+            return False
+
+        db.set_progress_handler(counted, 1)
+        plan(db, 0)
+        db.set_progress_handler(None)
+        assert size(db)[0] == len(db.execute("SELECT seq FROM bedrockish_journal").fetchall())
+        return count
+
+    before = steps()
+    for _ in range(80):
+        world.step()
+    world.settle()
+    assert steps() <= before + 10
+
+
 def test_only_old_entries_are_pruned(world: World) -> None:
     db = world.nodes["C"].db
     bound = clocks(db)[len(clocks(db)) // 2]

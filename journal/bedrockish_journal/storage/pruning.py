@@ -25,7 +25,7 @@ from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import file_claims, packing
 from bedrockish_journal.storage.file_claims import PrunedBeginning, has, removed_memberships
 from bedrockish_journal.storage.schema_history import keep_definitions
-from bedrockish_journal.storage.store import read_meta
+from bedrockish_journal.storage.store import applied, read_meta
 
 MEMBERS_KEY = "pruned_members"
 FORGOTTEN_KEY = "commands_forgotten_ms"
@@ -66,14 +66,23 @@ def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[st
             limit.
     """
     found = {}
-    leaders = [leader for (leader,) in db.execute("SELECT leader FROM bedrockish_journal GROUP BY leader")]
-    for leader in leaders:
+    for leader, (first, _) in _spans(db).items():
         most = (1 << 62) if held is None else held.get(leader, 0)
         row = db.execute(_FIRST_KEPT, (leader, clock, most)).fetchone()
-        first = db.execute("SELECT min(tick) FROM bedrockish_journal WHERE leader = ?", (leader,)).fetchone()
-        if row is not None and first is not None and row[0] > first[0]:
+        if row is not None and row[0] > first:
             found[leader] = row[0] - 1
     return found
+
+
+def _spans(db: apsw.Connection) -> dict[str, tuple[int, int]]:
+    """Return the first and the last tick of each timeline. The cost does not grow with the number of entries."""
+    query = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?"
+    return {leader: (db.execute(query, (leader,)).get, last) for leader, last in applied(db).items()}
+
+
+def _count(db: apsw.Connection) -> int:
+    """Return the number of entries: a timeline has all ticks from its first to its last one."""
+    return sum(last - first + 1 for first, last in _spans(db).values())
 
 
 def remove(db: apsw.Connection, upto: Mapping[str, int], most: int = 1 << 62, most_bytes: int = 1 << 62) -> int:
@@ -217,11 +226,10 @@ def size(db: apsw.Connection) -> tuple[int, int, int]:
     The bytes are an estimate: the average size of some hundred entries spread over the journal, times the number of
     entries, plus the packs. The estimate is good enough for decisions, and quick in a journal of any size.
     """
-    row = db.execute("SELECT count(*), min(seq), max(seq) FROM bedrockish_journal").fetchone()
-    assert row is not None
-    entries, first, last = row
+    entries = _count(db)
     if not entries:
         return 0, 0, 0
+    first, last = (db.execute(f"SELECT {end}(seq) FROM bedrockish_journal").get for end in ("min", "max"))
     oldest = db.execute("SELECT min(clock) FROM bedrockish_journal WHERE repeat = 0").fetchone()
     size = round(_bytes_each(db, first, last) * entries) + packing.packed_bytes(db)
     return entries, size, oldest[0] if oldest and oldest[0] is not None else 0
@@ -253,9 +261,8 @@ def aged(db: apsw.Connection, clock: int) -> int:
 
 def clock_at(db: apsw.Connection, fraction: float) -> int:
     """Return a clock so that about this fraction of the transactions have a clock up to it."""
-    row = db.execute("SELECT count(*) FROM bedrockish_journal WHERE repeat = 0").fetchone()
-    assert row is not None
-    place = int(row[0] * min(1.0, max(0.0, fraction)))
+    repeats = db.execute("SELECT count(*) FROM bedrockish_journal WHERE repeat = 1").get
+    place = int((_count(db) - repeats) * min(1.0, max(0.0, fraction)))
     if place < 1:
         return 0
     query = "SELECT clock FROM bedrockish_journal WHERE repeat = 0 ORDER BY clock, origin LIMIT 1 OFFSET ?"

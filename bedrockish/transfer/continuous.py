@@ -22,7 +22,7 @@ from bedrockish.api.requests import STALE
 from bedrockish.api.url import Address
 from bedrockish.client.trio_client import Client, open_client
 from bedrockish.common.durable_files import make_folder
-from bedrockish.errors import BedrockishError, ConfigError, DamagedError, TooLargeError, UnavailableError
+from bedrockish.errors import BedrockishError, ConfigError, DamagedError, UnavailableError
 from bedrockish.node.cluster.join import back_up
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry
@@ -36,7 +36,7 @@ from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS, extent
 
 POLL_S = 1.0
 RETRY_S = 60.0  # pause before another attempt to make a snapshot
-PAGE_BYTES, PAGE_TICKS = 4 << 20, 1_000
+PAGE_TICKS = 1_000
 TRANSACTIONS_MAX = 500  # transactions that are fetched at a time
 # The clock up to which entries are fetched, at most safe time, and the last tick of each timeline up to this clock.
 _NEXT = """
@@ -50,16 +50,8 @@ UNION ALL SELECT '', clock FROM upto
 _VOIDS = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
 _BOOTSTRAP = "SELECT value FROM bedrockish_meta WHERE key = 'bootstrap'"
 _REMOVED = "SELECT tick FROM bedrockish_pruned WHERE leader = ?"
-_PAGE = """
-WITH RECURSIVE page(tick, prev, label, body, hash, size) AS (
-  SELECT ?2 - 1, x'', x'', x'', x'', 0
-  UNION ALL SELECT j.tick, j.prev, j.label, j.body, j.hash, size + length(j.body)
-    FROM page JOIN bedrockish_journal AS j ON j.leader = ?1 AND j.tick = page.tick + 1
-    WHERE size < ?4 AND page.tick < ?3)
-SELECT prev, label, body, hash FROM page WHERE tick >= ?2 ORDER BY tick
-"""
-# For an entry that is too long for _PAGE, which copies a body a dozen times; this statement copies it five times.
-_ENTRY = "SELECT prev, label, body, hash FROM bedrockish_journal WHERE leader = ?1 AND tick = ?2"
+_ENTRIES = """SELECT prev, label, body, hash FROM bedrockish_journal
+  WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 ORDER BY tick"""
 
 
 class GapError(JournalError):
@@ -272,18 +264,12 @@ async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) ->
         leader = behind[0]
         first = has.get(leader, 0) + 1
         last = min(wanted[leader], first + PAGE_TICKS - 1)
-        asked: Any = [(_REMOVED, (leader,)), (_PAGE, (leader, first, last, PAGE_BYTES))]
-        try:
-            removed, page = await client.transact(asked, read=STALE)
-            rows = page.rows
-        except TooLargeError:  # result_bytes_max does not bound a stream
-            async with client.stream(_ENTRY, (leader, first), read=STALE) as one:
-                rows = [row async for row in one]
-            removed = await client.execute(*asked[0], read=STALE)
-        taken = [hashed_entry(*map(bytes, row)) for row in rows]
-        if not taken and removed.rows and int(removed.value()) >= first:
-            raise GapError(f"{leader}{first} was removed from the journals")
+        async with client.stream(_ENTRIES, (leader, first, last), read=STALE) as rows:  # of any size
+            taken = [hashed_entry(*map(bytes, row)) async for row in rows]
         if not taken or taken[0].tick != first:
+            removed = await client.execute(_REMOVED, (leader,), read=STALE)
+            if removed.rows and int(removed.value()) >= first:
+                raise GapError(f"{leader}{first} was removed from the journals")
             raise UnavailableError(f"the node that was asked does not have {leader}{first} yet; ask again")
         found += taken
         has[leader] = taken[-1].tick

@@ -1,12 +1,13 @@
-"""The journal of a running node, read over the network through the ordinary client, in pages that take milliseconds.
+"""The journal of a running node, read over the network through the ordinary client, in pages of a thousand entries.
 
-Reads are stale reads, which never wait, and pages have a limited size: the reader loads a node like any client. After
-each page the reader sleeps for as long as the node has taken, so that it uses at most half of a node's time.
+Reads are stale reads, which never wait, and a page is read as streams, whose values have any length: the reader loads a
+node like any client. After each page the reader sleeps for as long as the node has taken, so that it uses at most half
+of a node's time.
 """
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -14,28 +15,17 @@ from urllib.parse import quote, urlencode
 from bedrockish.api.requests import STALE
 from bedrockish.api.url import hide_password
 from bedrockish.client.blocking import Connection, connect
-from bedrockish.errors import ConfigError, TooLargeError
+from bedrockish.errors import ConfigError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
 from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, WantedEntries, check_held
 from bedrockish_journal.storage.row import JournalRow
 
-PAGE_BYTES = 1 << 20
-PAGE_TICKS = 1_000
+PAGE_ENTRIES = 1_000
 SLEEP_MAX_S = 1.0
 _NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
-_TICKS = "SELECT tick, 0 FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 ORDER BY tick"
-_FIRST = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3"
-_BLOBS = "SELECT label, body FROM bedrockish_journal WHERE leader = ? AND tick = ?"
-# Reads the length of at most one entry beyond a page, because a node may have to read an entry to know its length.
-_SIZES = """WITH RECURSIVE page(tick, size, before) AS (
-    SELECT ?2 - 1, 0, 0
-    UNION ALL SELECT j.tick, length(j.label) + length(j.body), page.before + page.size
-      FROM page JOIN bedrockish_journal AS j ON j.leader = ?1 AND j.tick = (
-        SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND tick > page.tick AND tick <= ?3)
-      WHERE page.before <= ?4)
-  SELECT tick, size FROM page WHERE tick >= ?2 ORDER BY tick"""
+_COUNT = "SELECT count(*) FROM bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ?"
 
 
 class NodeFeed:
@@ -53,6 +43,7 @@ class NodeFeed:
         cluster = str(connection.status()["cluster_id"])  # not from the founding, which only an admin sees
         self.context = Context(self._node, path, self._primary_key, beginning, cluster=cluster)
         self.ask: Ask = self._ask
+        self._taken_s = 0.0  # the time that the node has taken for the present page
 
     def _ask(self, sql: str, params: tuple[object, ...]) -> Iterable[Sequence[Any]]:
         (rows,) = self._ask_all((sql, params))
@@ -70,18 +61,14 @@ class NodeFeed:
         time.sleep(min(time.monotonic() - begun, SLEEP_MAX_S))
         return [one.rows for one in found]
 
-    def _one_by_one(self, span: Span, wanted: WantedEntries) -> Iterator[JournalRow]:
-        """Yield the entries of a page that is too large for one result, by streams, which have no such bound.
-
-        The bytes of an entry are read by a statement of their own, because the number of columns of a statement bounds
-        the length of its values.
-        """
-        query, values = replace(wanted, blobs=False).query
-        with self._connection.stream(query, (*span, *values), read=STALE) as heads:
-            found = [JournalRow._make(head) for head in heads]
-        for one in found:
-            with self._connection.stream(_BLOBS, (one.leader, one.tick), read=STALE) as blobs:
-                yield from (one._replace(label=label, body=body) for label, body in blobs)
+    def _rows(self, sql: str, params: tuple[object, ...]) -> Generator[Sequence[Any]]:
+        """Yield the rows of a stream, and add the time that the node has taken to ``_taken_s``."""
+        began = time.monotonic()
+        with self._connection.stream(sql, params, read=STALE) as rows:
+            for row in rows:
+                self._taken_s += time.monotonic() - began
+                yield row
+                began = time.monotonic()
 
     def _primary_key(self, table: str) -> list[str]:
         return [str(row[0]) for row in self.ask(PRIMARY_KEY, (table,))]
@@ -92,47 +79,37 @@ class NodeFeed:
         Raises:
             BedrockishError: the node can no longer be reached.
         """
-        query, values = wanted.query
         for leader, low, high in spans:
             while low <= high:
-                last, ticks = self._page(leader, low, high, wanted)
-                if ticks:
-                    try:
-                        held, found = self._ask_all((HELD, (leader,)), (query, (leader, low, last, *values)))
-                        rows = list(map(JournalRow._make, found))
-                    except TooLargeError:
-                        rows = list(self._one_by_one((leader, low, last), wanted))
-                        (held,) = self._ask_all((HELD, (leader,)))  # after the reading, to detect a removal during it
-                    check_held(f"node {self._node}", (leader, low, high), held)
-                    yield from rows
-                low = last + 1
+                low = yield from self._page((leader, low, high), wanted)
 
-    def _page(self, leader: str, low: int, high: int, wanted: WantedEntries) -> tuple[int, list[int]]:
-        """Return the last tick of a page that begins at tick ``low``, and the ticks of its entries.
+    def _page(self, span: Span, wanted: WantedEntries) -> Generator[JournalRow, None, int]:
+        """Yield the first entries of a range, and return the tick after them.
 
-        The page has one entry of any size, or many small ones. It is empty if the next ``PAGE_TICKS`` ticks are
-        missing.
+        Labels and bodies are read by a statement of their own, because the number of columns of a statement bounds the
+        length of its values.
         """
-        window = min(high, low + PAGE_TICKS - 1)
-        span = (leader, low, window)
-        asked: tuple[str, tuple[object, ...]] = (_SIZES, (*span, PAGE_BYTES)) if wanted.blobs else (_TICKS, span)
-        try:
-            held, sizes = self._ask_all((HELD, (leader,)), asked)
-        except TooLargeError:  # an entry is too long for a statement that copies it several times
-            held, ((tick,),) = self._ask_all((HELD, (leader,)), (_FIRST, span))
-            window = window if tick is None else tick
-            sizes = [] if tick is None else [(tick, 0)]
-        check_held(f"node {self._node}", (leader, low, high), held)
-        size, ticks = 0, list[int]()
-        for tick, length in sizes:
-            size += length
-            if wanted.blobs and ticks and size > PAGE_BYTES:
-                window = ticks[-1]
-                break
-            ticks.append(tick)
-        if wanted.whole and ticks != list(range(low, window + 1)):
-            raise JournalError(f"node {self._node} holds {len(ticks)} entries from {leader}{low} to {leader}{window}")
-        return window, ticks
+        leader, low, high = span
+        self._taken_s = 0.0
+        query, values = replace(wanted, blobs=False).query
+        params = (*span, *values)
+        heads = [JournalRow._make(row) for row in self._rows(f"{query} LIMIT {PAGE_ENTRIES}", params)]
+        last = heads[-1].tick if len(heads) == PAGE_ENTRIES else high
+        if wanted.blobs:
+            query, _ = wanted.select("tick, label, body")
+            with closing(self._rows(f"{query} LIMIT {PAGE_ENTRIES}", params)) as blobs:
+                for head, (tick, label, body) in zip(heads, blobs, strict=False):
+                    if tick != head.tick:
+                        break  # entries were removed in between, which ``check_held`` reports below
+                    yield head._replace(label=label, body=body)
+        else:
+            yield from heads
+        time.sleep(min(self._taken_s, SLEEP_MAX_S))
+        held, ((count,),) = self._ask_all((HELD, (leader,)), (_COUNT, (leader, low, last)))
+        check_held(f"node {self._node}", span, held)
+        if wanted.whole and count != last - low + 1:
+            raise JournalError(f"node {self._node} holds {count} entries from {leader}{low} to {leader}{last}")
+        return last + 1
 
 
 @contextmanager

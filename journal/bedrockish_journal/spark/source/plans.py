@@ -77,8 +77,11 @@ class WantedEntries:
 
     @property
     def query(self) -> tuple[str, tuple[object, ...]]:
-        """The query for a range, and its parameters after the timeline, the first tick and the last tick."""
-        columns = COLUMNS if self.blobs else COLUMNS.replace("label, body", "x'', x''")
+        """The query for the rows of a range; see ``select``."""
+        return self.select(COLUMNS if self.blobs else COLUMNS.replace("label, body", "x'', x''"))
+
+    def select(self, columns: str) -> tuple[str, tuple[object, ...]]:
+        """Return the query for columns of a range, and its parameters after the timeline, the first and last tick."""
         sql = f"SELECT {columns} FROM bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ?"
         values: tuple[object, ...] = ()
         if self.clocks != ALL:

@@ -424,6 +424,11 @@ class Engine:
         """Whether the WAL has grown enough to call ``wal.checkpoint``, in a helper thread."""
         return self.wal.is_to_copy(self._limits.wal_frames, self._limits.wal_frames_max)
 
+    @property
+    def is_log_held(self) -> bool:
+        """Whether a reader kept the last checkpoint from copying a WAL that should restart."""
+        return self.wal.held_frames >= self._limits.wal_frames_max
+
     def read_entries(self, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
         """Return consecutive entries of a timeline, up to a size in bytes; the first entry may be larger."""
         self.batch.wait_for_writer()

@@ -570,8 +570,7 @@ class Runtime:
         """Count a batch, and begin the checkpoint that is due after it."""
         self.counts["batches"] += 1
         assert self._nursery is not None
-        if self.engine.checkpoint_due:
-            self._checkpoints.begin(self._nursery)
+        self._checkpoints.begin_if_due(self._nursery)
 
     def release(self, kept: HeldOutput) -> None:
         """Send kept output: the writes before it are durable."""

@@ -113,6 +113,29 @@ async def test_long_log_of_a_node_that_writes_nothing_is_ended(
     node.save()
 
 
+async def test_idle_node_notices_the_end_of_a_reader_that_held_the_log(make_node: MakeNode) -> None:
+    """Few frames follow, which alone would cause no checkpoint for minutes."""
+    node = make_node(limits=Limits(wal_frames=800, wal_frames_max=40))
+    node.run(SCHEMA)
+    node.save()
+    with closing(apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM t").fetchall()
+        node.run("INSERT INTO t(filler) VALUES (zeroblob(500000))")
+        node.save()
+        node.engine.wal.checkpoint()
+        assert node.engine.wal.held_frames > 40
+    assert not node.engine.checkpoint_due
+    checkpoints = Checkpoints(node.engine, cast(Faults, None))
+    async with trio.open_nursery() as nursery:
+        checkpoints.begin_if_due(nursery)
+    assert node.engine.wal.held_frames == 0
+    for _ in range(2):
+        node.run("INSERT INTO t(filler) VALUES (1)")
+        node.save()
+    assert node.engine.wal.frames < 40, "the log has started over"
+
+
 def test_log_starts_over_while_short_readers_take_turns(make_node: MakeNode) -> None:
     """One of the readers always needs frames from before the last commit.
 

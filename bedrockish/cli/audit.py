@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from bedrockish_journal.audit.report import AuditExtent
 
 DUCKDB, SPARK = "duckdb", "spark"
-BAR = 30  # characters of the progress bar
 
 
 @click.command()
@@ -168,10 +167,7 @@ def _audit(report: ReportPrinter, paths: list[str], limit: int, engine: str, mem
 
 
 def _progress(node: str, entries: int, of: int) -> None:
-    """Draw the progress of reading a journal."""
-    part = min(1.0, entries / max(of, 1))
-    bar = "█" * int(part * BAR) + "·" * (BAR - int(part * BAR))
-    write_over(f"{node} {bar} {entries} of {max(of, entries)} entries")
+    write_over(f"{node}: {entries} of {max(of, entries)} entries")
 
 
 def _readable(finding: dict[str, Any]) -> dict[str, Any]:

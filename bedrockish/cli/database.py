@@ -45,25 +45,15 @@ def import_database(url: str, file: Path, add: bool, again: bool) -> None:
     run it again: it continues where it was, and each row is imported once.
     """
     target_of(url)
-    loaded = run_import(url, file, add=add, again=again)
-    for line in describe(loaded):
-        click.echo(line)
-    if loaded.left_out:
-        raise UsageError(f"imported, but left out: {'; '.join(loaded.left_out)}")
-
-
-def run_import(url: str | None, file: Path, *, add: bool, again: bool) -> DatabaseLoad:
-    """Load a SQLite file into a cluster.
-
-    Raises:
-        UsageError: the file does not exist, or the cluster is not empty.
-        BedrockishError: a part of the file cannot be replicated, or no node takes the content.
-    """
     if not file.exists():
         raise UsageError(f"{file}: there is no such file")
     if not file.is_file():  # SQLite waits for ever for the writer of a pipe
         raise UsageError(f"{file} is not a file; give the path of the database file itself")
-    return trio.run(_import, url, file, add, again)
+    loaded = trio.run(_import, url, file, add, again)
+    for line in describe(loaded):
+        click.echo(line)
+    if loaded.left_out:
+        raise UsageError(f"imported, but left out: {'; '.join(loaded.left_out)}")
 
 
 def describe(loaded: DatabaseLoad) -> list[str]:

@@ -27,7 +27,8 @@ from bedrockish_journal.model.moment import Moment, parse_moment
 from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from bedrockish_journal.model.vector import format_vector
 from bedrockish_journal.storage.pruning import marks
-from bedrockish_journal.storage.store import open_readonly, reading, stored_at
+from bedrockish_journal.storage.row import COLUMNS, JournalRow
+from bedrockish_journal.storage.store import open_readonly, reading
 from bedrockish_journal.storage.table_layout import find_table, print_key
 from bedrockish_journal.verify.anchored import Anchored
 from bedrockish_journal.verify.differences import last_writers
@@ -72,7 +73,7 @@ def show(file: Path, leader: str | None, limit: int, from_tick: int | None, chan
 
 
 def _chosen(db: apsw.Connection, leader: str | None, limit: int, from_tick: int | None) -> Iterator[Entry]:
-    """Yield the chosen entries; only their row numbers are held in memory."""
+    """Yield the chosen entries in the order in which they were applied; only their row numbers are held in memory."""
     where = ["1"]
     values: list[str | int] = []
     if leader is not None:
@@ -82,12 +83,10 @@ def _chosen(db: apsw.Connection, leader: str | None, limit: int, from_tick: int 
         where.append("tick >= ?")
         values.append(from_tick)
     direction = "DESC" if from_tick is None else "ASC"
-    query = f"SELECT seq FROM bedrockish_journal WHERE {' AND '.join(where)} ORDER BY seq {direction} LIMIT ?"
-    rows: list[Any] = db.execute(query, (*values, limit)).fetchall()
-    for (seq,) in sorted(rows):
-        stored = stored_at(db, seq)
-        if stored is not None:
-            yield stored.entry()
+    chosen = f"SELECT seq FROM bedrockish_journal WHERE {' AND '.join(where)} ORDER BY seq {direction} LIMIT ?"
+    query = f"SELECT {COLUMNS} FROM bedrockish_journal WHERE seq IN ({chosen}) ORDER BY seq"
+    for row in db.execute(query, (*values, limit)):
+        yield JournalRow._make(row).entry()
 
 
 class KeyPrinter:

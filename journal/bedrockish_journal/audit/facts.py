@@ -24,8 +24,8 @@ HELD = pa.schema(
         *((name, pa.string()) for name in ("node", "leader", "origin", "txid", "command", "kind")),
         *((name, pa.int64()) for name in ("seq", "tick", "clock")),
         ("again", pa.bool_()),  # whether the row is a second label of its transaction
-        *((name, pa.binary()) for name in ("prev", "hash", "own")),
-        ("cut", pa.int64()),
+        *((name, pa.binary()) for name in ("prev", "hash", "digest")),  # ``digest`` is computed from the bytes
+        ("lengths", pa.int64()),  # see ``lengths_of``
     ]
 )
 _VECTOR = pa.list_(pa.struct([("leader", pa.string()), ("tick", pa.int64())]))
@@ -34,8 +34,8 @@ _RANGES = pa.list_(pa.struct([("low", pa.binary()), ("high", pa.binary()), ("wri
 _MEMBERS = pa.list_(pa.struct([("member", pa.string()), ("voter", pa.bool_())]))
 FACTS = pa.schema(
     [
-        ("own", pa.binary()),
-        ("cut", pa.int64()),
+        ("digest", pa.binary()),
+        ("lengths", pa.int64()),
         *((name, pa.string()) for name in ("malformed", "shares", "unwritten")),
         *((name, pa.string()) for name in ("leader", "origin", "txid", "command", "kind", "adopted_from")),
         *((name, pa.int64()) for name in ("tick", "clock", "config", "safe", "ran_on", "activates")),
@@ -56,24 +56,24 @@ FACTS = pa.schema(
 )
 
 
-def cut_of(prev: bytes, label: bytes) -> int:
+def lengths_of(prev: bytes, label: bytes) -> int:
     """Return the lengths of ``prev`` and ``label`` as one number, which together with the hash identifies the bytes."""
     return len(prev) << 40 | len(label)
 
 
-def held_row(node: str, row: JournalRow, own: bytes, cut: int) -> tuple[Any, ...]:
+def held_row(node: str, row: JournalRow, digest: bytes, lengths: int) -> tuple[Any, ...]:
     """Return the row of ``held`` for a row of a journal."""
     txid = f"{row.origin}-{row.clock:x}"
     names = (node, row.leader, row.origin, txid, row.command, row.kind)
-    return (*names, row.seq, row.tick, row.clock, bool(row.repeat), row.prev, row.hash, own, cut)
+    return (*names, row.seq, row.tick, row.clock, bool(row.repeat), row.prev, row.hash, digest, lengths)
 
 
-def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
+def fact(digest: bytes, lengths: int, label: bytes, body: bytes) -> tuple[Any, ...]:
     """Return the row of ``facts`` for the bytes of an entry."""
     try:
-        entry = decode_bounded(bytes(cut >> 40), label, body)  # only the length of ``prev`` counts here
+        entry = decode_bounded(bytes(lengths >> 40), label, body)  # only the length of ``prev`` counts here
     except EntryMalformedError as error:
-        return (own, cut, str(error), *(None,) * (len(FACTS) - 3))
+        return (digest, lengths, str(error), *(None,) * (len(FACTS) - 3))
     transaction, txid, access_set = entry.transaction, entry.txid, entry.transaction.access_set
     makes = members = retired = wrong = None
     if transaction.kind == MEMBERS:
@@ -88,7 +88,7 @@ def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
     spans = [{"low": low, "high": high, "writes": False} for low, high in access_set.read_ranges]
     spans += [{"low": low, "high": high, "writes": True} for low, high in access_set.write_ranges]
     return (
-        *(own, cut, None, wrong_fields(transaction), changed_unwritten(transaction)),
+        *(digest, lengths, None, wrong_fields(transaction), changed_unwritten(transaction)),
         *(entry.leader, txid.leader, str(txid), transaction.command, transaction.kind, entry.adopted_from),
         *(entry.tick, txid.clock, transaction.config, transaction.safe, transaction.schema, transaction.activates),
         *(sha256(body).digest(), _vector(entry.after), _vector(entry.quorum), list(transaction.commands)),
@@ -111,7 +111,7 @@ def batch(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def facts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the facts of batches of (own, cut, label, body). Spark's workers run this function."""
+    """Yield the facts of batches of (digest, lengths, label, body). Spark's workers run this function."""
     for one in batches:
-        columns = (one.column(name).to_pylist() for name in ("own", "cut", "label", "body"))
+        columns = (one.column(name).to_pylist() for name in ("digest", "lengths", "label", "body"))
         yield batch(FACTS, [fact(*row) for row in zip(*columns, strict=True)])

@@ -115,8 +115,8 @@ _DENSITY = [
 ]
 _HASH = [
     _finding(
-        f"{_PLACE}, ' does not match its hash: its bytes have ', {_short('s.own')}, ', not ', {_short('s.hash')}",
-        "FROM held s WHERE s.own <> s.hash",
+        f"{_PLACE}, ' does not match its hash: its bytes have ', {_short('s.digest')}, ', not ', {_short('s.hash')}",
+        "FROM held s WHERE s.digest <> s.hash",
     )
 ]
 _LINK = [

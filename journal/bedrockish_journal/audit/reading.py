@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from bedrockish_journal.audit.facts import FACTS, HELD, batch, cut_of, fact, held_row
+from bedrockish_journal.audit.facts import FACTS, HELD, batch, fact, held_row, lengths_of
 from bedrockish_journal.model.entry import entry_hash
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.laws import missing_files
@@ -141,11 +141,11 @@ class Reader:
                     (node, str(row.leader), row.tick if type(row.tick) is int else None, text)
                 )
                 continue
-            own, cut = entry_hash(row.prev, row.label, row.body), cut_of(row.prev, row.label)
-            held.append(held_row(node, row, own, cut))
-            if (own, cut) not in self._known:
-                self._known.add((own, cut))
-                facts.append(fact(own, cut, row.label, row.body))
+            digest, lengths = entry_hash(row.prev, row.label, row.body), lengths_of(row.prev, row.label)
+            held.append(held_row(node, row, digest, lengths))
+            if (digest, lengths) not in self._known:
+                self._known.add((digest, lengths))
+                facts.append(fact(digest, lengths, row.label, row.body))
                 size += len(row.body)
             if len(held) >= ROWS_MOST or size >= BYTES_MOST:
                 yield batch(HELD, held), batch(FACTS, facts)

@@ -26,7 +26,7 @@ DUCKDB = Dialect(
     "array_to_string(list_sort(list(DISTINCT {0})), ', ')",
 )
 SPARK = Dialect(
-    "concat(substring(own, 1, 16), unhex(lpad(hex(cut), 16, '0')))",
+    "concat(substring(digest, 1, 16), unhex(lpad(hex(lengths), 16, '0')))",
     "CAST(NULL AS BINARY)",
     "concat(lpad(CAST(clock AS STRING), 19, '0'), ' ', origin)",
     "explode",
@@ -70,14 +70,14 @@ def views(dialect: Dialect) -> list[View]:
         View("fact", f"SELECT {dialect.eid} AS eid, * FROM facts"),
         View(
             "entry",
-            "SELECT eid, own, cut, malformed, shares, unwritten, leader, tick, origin, clock, txid, command, kind, "
-            "adopted_from, config, safe, ran_on, activates, content, makes, wrong_members FROM fact",
+            "SELECT eid, digest, lengths, malformed, shares, unwritten, leader, tick, origin, clock, txid, command, "
+            "kind, adopted_from, config, safe, ran_on, activates, content, makes, wrong_members FROM fact",
             is_table=True,
         ),
         View("good", "SELECT * FROM entry WHERE malformed IS NULL"),
         View(
             "stored",
-            "SELECT h.*, e.eid, e.malformed FROM held h JOIN entry e ON e.own = h.own AND e.cut = h.cut",
+            "SELECT h.*, e.eid, e.malformed FROM held h JOIN entry e ON e.digest = h.digest AND e.lengths = h.lengths",
             is_table=True,
         ),
         _each("dep", "deps", "leader tick", dialect),

@@ -119,7 +119,6 @@ _TAIL = f"""SELECT {COLUMNS} FROM bedrockish_journal WHERE seq IN (
     SELECT seq FROM bedrockish_journal WHERE clock > ?1 AND repeat = 0
     UNION ALL SELECT seq FROM bedrockish_journal WHERE clock > ?1 AND repeat = 1) ORDER BY seq"""
 _NEWEST = f"SELECT clock, {_TAKEN} FROM main.bedrockish_journal WHERE repeat = 0 ORDER BY clock DESC"
-_STORED = f"SELECT {COLUMNS} FROM bedrockish_journal"
 
 
 def create(db: apsw.Connection) -> None:
@@ -287,22 +286,8 @@ def scan_timeline(db: apsw.Connection, leader: str, first_tick: int = 1) -> Gene
 
 def scan_stored(db: apsw.Connection) -> Iterator[JournalRow]:
     """Yield every row in the order applied, undecoded and unchecked. See ``tail_stored`` for the open read."""
-    for row in db.execute(f"{_STORED} ORDER BY seq"):
+    for row in db.execute(f"SELECT {COLUMNS} FROM bedrockish_journal ORDER BY seq"):
         yield JournalRow._make(row)
-
-
-def stored_at(db: apsw.Connection, seq: int) -> JournalRow | None:
-    """Return the row with the sequence number ``seq``, undecoded; None if it is missing."""
-    row = db.execute(f"{_STORED} WHERE seq = ?", (seq,)).fetchone()
-    return None if row is None else JournalRow._make(row)
-
-
-def has_journal(db: apsw.Connection) -> bool:
-    """Return whether the file has a journal."""
-    found = db.execute(
-        "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'bedrockish_journal'"
-    ).fetchone()
-    return found is not None
 
 
 def read_meta(db: apsw.Connection, key: str) -> Any:
@@ -378,7 +363,8 @@ def open_readonly(path: str | os.PathLike[str]) -> apsw.Connection:
         JournalFileError: one of its subclasses, with the reason and what to do.
     """
     db = open_database(path)
-    if not has_journal(db):
+    journal = "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'bedrockish_journal'"
+    if db.execute(journal).fetchone() is None:
         db.close()
         name = os.fspath(path)
         raise NoJournalError(name, f"{name} is a database without a journal; give the file of a bedrockish node")

@@ -95,7 +95,6 @@ class CommandGroup(click.Group):
                 return None
             raise
         assert isinstance(command, click.Command)
-        _give_help(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -139,27 +138,14 @@ class CommandGroup(click.Group):
 
 
 def _first_sentence(place: str) -> str:
-    """Return the first sentence of a command's help, read from the source of its module."""
+    """Return the first sentence of a command's help, read from the source of its module, which is not imported."""
     module, _, name = place.partition(":")
-    text = _docstrings(module).get(name) or getattr(import_module(module), name).help
-    return click.Command(name, help=text).get_short_help_str(WIDTH_MAX)
-
-
-def _docstrings(module: str) -> dict[str, str | None]:
-    """Return the docstrings of a module's functions by name, read from its source; empty without a source."""
     spec = find_spec(module)
     assert spec is not None
     source = spec.loader.get_source(module) if isinstance(spec.loader, InspectLoader) else None
-    functions = ast.walk(ast.parse(source or ""))
-    return {one.name: ast.get_docstring(one) for one in functions if isinstance(one, ast.FunctionDef)}
-
-
-def _give_help(command: click.Command) -> None:
-    """Give a command and its subcommands their help, if Python was started without docstrings (``-OO``)."""
-    if command.help is None and command.callback is not None:
-        command.help = _docstrings(command.callback.__module__).get(command.callback.__name__)
-        for one in command.commands.values() if isinstance(command, click.Group) else ():
-            _give_help(one)
+    functions = (one for one in ast.walk(ast.parse(source or "")) if isinstance(one, ast.FunctionDef))
+    text = next((ast.get_docstring(one) for one in functions if one.name == name), None)
+    return click.Command(name, help=text).get_short_help_str(WIDTH_MAX)
 
 
 @click.group(cls=CommandGroup, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"]})

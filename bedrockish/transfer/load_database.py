@@ -246,8 +246,8 @@ def cut(rows: Iterable[tuple[Any, ...]], rows_max: int, bytes_max: int) -> Itera
         yield batch
 
 
-def batches(db: Source, table: str, *, cycle: bool = False) -> Iterator[tuple[int, Statements]]:
-    """Yield a table's rows as INSERT statements, with the number of rows so far."""
+def batches(db: Source, table: str, *, cycle: bool = False) -> Iterator[Statements]:
+    """Yield a table's rows in batches of INSERT statements, one for each row."""
     listed = db.execute(f"PRAGMA table_xinfo({quote(table)})").fetchall()
     columns = [row[1] for row in listed if row[6] == 0]  # generated columns compute themselves
     found: Any = db.execute("SELECT sql FROM sqlite_schema WHERE name = ? AND rootpage = 0", (table,)).fetchone()
@@ -259,27 +259,13 @@ def batches(db: Source, table: str, *, cycle: bool = False) -> Iterator[tuple[in
             columns.insert(0, "rowid")  # programs refer to rows by it
     names = ", ".join(map(quote, columns))
     limits = (CYCLE_ROWS, CYCLE_BYTES) if cycle else (BATCH_ROWS, BATCH_BYTES)
-    done = 0
     for rows in cut(db.execute(f"SELECT {names} FROM {quote(table)}"), *limits):
-        done += len(rows)
-        yield done, inserts(table, columns, rows, marks)
-
-
-def _named(found: Iterable[tuple[int, Statements]], place: int) -> Iterator[tuple[str, int, Statements]]:
-    """Yield a table's batches with their names and numbers of rows."""
-    before = 0
-    for number, (rows, statements) in enumerate(found):
-        yield f"rows-{place}-{number}", rows - before, statements
-        before = rows
-
-
-def _tell(progress: Progress, table: str, counts: Mapping[str, int], rows: int) -> None:
-    progress(table, rows, counts[table])
+        yield inserts(table, columns, rows, marks)
 
 
 def cyclic_rows(db: Source, tables: list[str]) -> Iterator[Statements]:
     """Yield the rows of tables that refer to each other: in one transaction if they fit, else in large transactions."""
-    whole = [statements for name in tables for _, statements in batches(db, name, cycle=True)]
+    whole = [statements for name in tables for statements in batches(db, name, cycle=True)]
     if len(whole) <= len(tables):
         whole = [[one for statements in whole for one in statements]]
     return ([(DEFER, []), *statements] for statements in whole if statements)
@@ -333,26 +319,26 @@ class IdempotentSender:
         except OutcomeUnknownError:
             await self._client.transact(statements, command=command)
 
-    async def send_all(self, batches: Iterable[tuple[str, int, Statements]], told: Callable[[int], None]) -> None:
+    async def send_all(self, batches: Iterable[tuple[str, Statements]], told: Callable[[int], None]) -> None:
         """Send transactions that do not depend on each other, several at a time, until all outcomes are known.
 
         Args:
-            batches: name, number of rows and statements of each.
-            told: called with the number of rows that are done.
+            batches: name and statements of each.
+            told: called with the number of statements that are done.
 
         Raises:
             BedrockishError: a transaction did not happen; others, even later ones, may have happened.
         """
         places, failed, done = trio.Semaphore(AHEAD), list[BedrockishError](), 0
 
-        async def send(name: str, rows: int, statements: Statements) -> None:
+        async def send(name: str, statements: Statements) -> None:
             nonlocal done
             try:
                 await self.send(name, statements)
             except BedrockishError as error:
                 failed.append(error)
             else:
-                done += rows
+                done += len(statements)
                 told(done)
             finally:
                 places.release()
@@ -389,20 +375,25 @@ async def load(
         names = [name for name, _ in plan.tables]
         counts: dict[str, Any] = {name: db.execute(f"SELECT count(*) FROM {quote(name)}").get for name in names}
         where = "schema"
+
+        def show(table: str, done: int) -> None:
+            progress(table, done, counts[table])
+
         try:
             for number, (name, sql) in enumerate(plan.tables):
                 where = name
                 await once.send(f"table-{number}", [sql])
             for place, where in enumerate(names):
-                progress(where, 0, counts[where])
+                show(where, 0)
                 cycle = plan.cycles.get(where)
                 if cycle is None:
-                    await once.send_all(_named(batches(db, where), place), partial(_tell, progress, where, counts))
+                    named = ((f"rows-{place}-{number}", rows) for number, rows in enumerate(batches(db, where)))
+                    await once.send_all(named, partial(show, where))
                 elif cycle.isdisjoint(names[place + 1 :]):
                     for number, statements in enumerate(cyclic_rows(db, [name for name in names if name in cycle])):
                         await once.send(f"knot-{place}-{number}", statements)
                     for name in cycle:
-                        progress(name, counts[name], counts[name])
+                        show(name, counts[name])
         except BedrockishError as error:
             raise type(error)(f"{path.name}, table {where}: {error.message}", **error.details) from error
         for number, (kind, name, sql) in enumerate(plan.rest):

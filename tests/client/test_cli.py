@@ -392,26 +392,6 @@ def test_removed_current_directory_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, says)
 
 
-def test_help_is_the_same_without_docstrings() -> None:
-    """``python -OO`` drops the docstrings, from which the help is made."""
-    program = (
-        "import click\n"
-        "from bedrockish.cli.main import main\n"
-        "def show(command, context):\n"
-        "    print(command.get_help(context))\n"
-        "    for name in command.list_commands(context) if isinstance(command, click.Group) else ():\n"
-        "        one = command.get_command(context, name)\n"
-        "        show(one, click.Context(one, info_name=name, parent=context))\n"
-        "show(main, click.Context(main, info_name='bedrockish'))\n"
-    )
-    plain, stripped = (
-        subprocess.run([sys.executable, *options, "-c", program], capture_output=True, text=True, check=True).stdout
-        for options in ([], ["-OO"])
-    )
-    assert "Admit NODE as a learner." in plain
-    assert stripped == plain
-
-
 def test_help_lists_the_first_sentence_of_each_command() -> None:
     context = click.Context(main)
     shown = " ".join(CliRunner().invoke(main, ["--help"]).output.split())

@@ -396,7 +396,7 @@ def test_import_batches_have_every_row_in_order() -> None:
         db.executemany("INSERT INTO t VALUES (?, ?)", ((n, "x" * (n % 7) * 40_000) for n in range(1_000)))
         found = [
             value
-            for _, statements in batches(db, "t")
+            for statements in batches(db, "t")
             for _, params in statements
             for value in (params if isinstance(params, tuple) else ())[::2]
         ]

@@ -188,7 +188,7 @@ class LocalTransaction:
     def run_again(
         self, sql: str, values: tuple[Any, ...] | dict[str, Any], *, only_brief: bool = False
     ) -> Result | None:
-        """Run a text that has run here before, faster than ``run`` does; return None if ``run`` must run it.
+        """Run a text that has run here before, faster than its first time; return None if its caller must ``run`` it.
 
         Args:
             values: parameters that SQLite stores without conversion.
@@ -203,7 +203,16 @@ class LocalTransaction:
         if self.keeps_rows or pool.may_call_program or pool.attached.has_any or not self._is_consistent:
             return None
         with TURN:
-            return self._run_step(partial(self._run_known, sql, values, only_brief=only_brief))
+            result = self._run_step(partial(self._run_known, sql, values, only_brief=only_brief))
+        running = self._running
+        if result is not None or only_brief or self._ended is not None or running.early is not None:
+            return result
+        if not running.executor.texts.has_one(sql):
+            return None
+        try:
+            return self.run(Statement(sql, values or None))
+        except (IdsNeededError, NodeNeededError):  # the statement has had no effect
+            return None
 
     def run_brief(self, statement: Statement) -> Result | None:
         """Run a statement as ``run_again`` does if it takes some microseconds with any rows; else return None.

@@ -231,6 +231,10 @@ BRIEF: tuple[Sql, ...] = (
     ("UPDATE t SET v = v + ? WHERE id = ?", (1, 5)),
     ("SELECT v FROM t WHERE id = ?", (5,)),
     ("DELETE FROM t WHERE id = ?", (5,)),
+    ("INSERT INTO t VALUES (?, ?) RETURNING id, v + 1, 'x'", (5, 6)),
+    ("INSERT INTO t VALUES (?, ?) ON CONFLICT(id) DO UPDATE SET v = excluded.v RETURNING v", (5, 7)),
+    ("UPDATE t SET v = v + ? WHERE id = ? RETURNING *", (1, 5)),
+    "DELETE FROM t WHERE id = 5 RETURNING v",
 )
 WATCHED: tuple[Sql, ...] = (
     "SELECT count(*) FROM t",
@@ -243,6 +247,12 @@ WATCHED: tuple[Sql, ...] = (
     "UPDATE t SET v = upper(v) WHERE id = 5",
     "UPDATE t SET v = (SELECT sum(v) FROM t) WHERE id = 5",
     "SELECT v FROM t ORDER BY v",
+    "UPDATE t SET v = 1 RETURNING id",
+    "DELETE FROM t RETURNING id",
+    "DELETE FROM t WHERE v = 1 RETURNING id",
+    "INSERT INTO t VALUES (20, 1) RETURNING upper(v)",
+    "INSERT INTO t VALUES (20, 1) RETURNING (SELECT max(v) FROM t)",
+    "INSERT INTO t SELECT id + 100, v FROM t RETURNING id",
 )
 
 

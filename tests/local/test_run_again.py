@@ -74,6 +74,12 @@ def told(db: Any, table: str) -> list[Any]:
             (f"UPDATE {table} SET b = ? WHERE id = ?", (0, 99)),
             (f"SELECT count(*), sum(b) FROM {table}", ()),
             (f"SELECT id FROM {table} WHERE id BETWEEN ? AND ? ORDER BY id", (2, 3)),
+            (f"INSERT INTO {table} VALUES (?, ?, ?) RETURNING a, b", (number + 11, f"y{number}", "text")),
+            (f"INSERT INTO {table} VALUES (?, ?, ?) RETURNING a, b", (number + 11, "taken", 1)),
+            (f"UPDATE {table} SET b = 5 WHERE id = ? RETURNING id, b + 1", (number + 11,)),
+            (f"UPDATE {table} SET b = 5 WHERE id = ? RETURNING id", (99,)),
+            (f"SELECT upper(a), length(b) FROM {table} WHERE id = ?", (number + 11,)),
+            (f"DELETE FROM {table} WHERE a >= 'y' RETURNING lower(a)", ()),
             ("SELECT last_insert_rowid(), changes()", ()),
         ):
             try:
@@ -94,9 +100,9 @@ def test_known_statements_run_again_with_the_results_of_sqlite3(node: LocalNode,
             assert told(ours, table) == told(plain, table)
             ours.commit()
             plain.commit()
-            # From the second time on: the INSERT, the read by key and the range twice, the UPDATE five times. A failed
-            # INSERT, sum() and the session's values take the ordinary way.
-            assert sum(runs) == 11
+            # From the second time on: nine statements twice, and the UPDATE with two values five times. Failed INSERTs
+            # and the session's values take the ordinary way.
+            assert sum(runs) == 23
             rows = f"SELECT * FROM {table} ORDER BY id"
             assert other.execute(rows).rows == plain.execute(rows).fetchall()
 
@@ -205,7 +211,7 @@ def test_known_statement_runs_again_whatever_the_form_of_its_parameters(
 def test_known_statement_runs_again_beside_functions_of_the_program(
     node: LocalNode, table: str, runs: list[bool]
 ) -> None:
-    """A statement that calls a function, a collation or a progress handler of the program takes the ordinary way."""
+    """Statements of a program with a collation or a progress handler take the ordinary way."""
     with closing(dbapi.connect(node.database)) as db:
         db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a TEXT)")
         db.commit()
@@ -215,7 +221,7 @@ def test_known_statement_runs_again_beside_functions_of_the_program(
             db.execute(plain, (1,))
             db.execute(own, (1,))
             assert db.execute(f"SELECT a FROM {table} WHERE id = ?", (1,)).fetchall() == [("x!",)]
-        assert runs.count(True) == 4  # the INSERT and the SELECT, from the second time on
+        assert runs.count(True) == 6  # all three, from the second time on
         db.create_function("mine", 1, lambda _: 1 // 0)
         with pytest.raises(dbapi.OperationalError, match="user-defined function raised"):
             db.execute(own, (1,))
@@ -343,10 +349,11 @@ def test_interrupt_when_keys_are_deferred_no_longer_leaves_no_row_that_is_refuse
             db.execute("COMMIT")
 
 
+@pytest.mark.parametrize("values", ["(?)", "(?) RETURNING b", "(lower(?))"])
 def test_rows_of_known_statements_get_leased_ids_which_a_rollback_returns(
-    node: LocalNode, table: str, runs: list[bool]
+    node: LocalNode, table: str, runs: list[bool], values: str
 ) -> None:
-    insert = f"INSERT INTO {table}(a) VALUES (?)"
+    insert = f"INSERT INTO {table}(a) VALUES {values}"
     with bedrockish.connect(node.database) as other:
         other.execute(SCHEMA.format(table))
     with closing(dbapi.connect(node.database)) as db:
@@ -365,6 +372,24 @@ def test_rows_of_known_statements_get_leased_ids_which_a_rollback_returns(
         db.execute(insert, ("kept",))
         db.commit()
         assert db.execute(f"SELECT id FROM {table} WHERE a = 'kept'").fetchone() == (given[0][0],)
+
+
+def test_known_statement_that_needs_the_node_moves_its_transaction(
+    node: LocalNode, table: str, runs: list[bool]
+) -> None:
+    with closing(dbapi.connect(node.database)) as db:
+        db.execute(SCHEMA.format(table))
+        db.commit()
+        update = f"UPDATE {table} SET b = CASE WHEN ? THEN transaction_clock() ELSE 7 END"
+        db.execute(f"INSERT INTO {table} VALUES (1, 'x', 0)")
+        for _ in range(3):
+            db.execute(update, (0,))
+        assert runs[-2:] == [True, True]
+        db.execute(update, (1,))
+        assert runs[-1] is False
+        assert db.execute(f"SELECT b > 7 FROM {table}").fetchall() == [(1,)]
+        db.commit()
+        assert db.execute(f"SELECT b > 7 FROM {table}").fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("grows_by", ["known statements", "a statement of many rows"])

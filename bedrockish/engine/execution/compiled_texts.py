@@ -17,7 +17,7 @@ from bedrockish.engine.execution.governor import Governor
 from bedrockish.engine.execution.recipes import KnownTexts, Lookup, Recipe, recipe_again, recipe_alike, with_params
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS
-from bedrockish.engine.statements.compiled import EMPTY, SCHEMA, WRITE, Compiled
+from bedrockish.engine.statements.compiled import EMPTY, READ, SCHEMA, WRITE, Compiled
 from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.guard import Guard
 from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
@@ -342,6 +342,13 @@ class CompiledTexts:
     def has_run(self, sql: str) -> bool:
         """Return whether a text has run before, so that ``again`` may return a recipe."""
         return sql in self._all.texts
+
+    def has_one(self, sql: str) -> bool:
+        """Return whether a text, or its form, is one known statement that reads or writes rows."""
+        known = self._all.texts.get(sql)
+        if known is None and (form := self.known_form(sql)) is not None:
+            known = self._all.texts.get(form[0])
+        return known is not None and len(known) == 1 and known[0].kind in (READ, WRITE) and not known[0].setting
 
     def made_again(self, sql: str) -> Recipe | None:
         """Return the recipe that ``again`` has returned for a text before; None without one."""

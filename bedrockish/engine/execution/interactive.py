@@ -30,7 +30,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interfaces import WriterLender
 from bedrockish.engine.execution.open_transaction import TransactionWork
 from bedrockish.engine.execution.recipes import Recipe, find_alike, read_brief
-from bedrockish.engine.execution.snapshot import Readers
+from bedrockish.engine.execution.snapshot import Readers, fetch
 from bedrockish.engine.sqlite.bind import in_order
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -335,7 +335,7 @@ class Interactive:
             executor.reader = None  # the reading connection does not see the transaction's rows
         piece, lastrowid = recipe.piece, work.lastrowid
         if piece.kind != READ:
-            return self._write_again(work, recipe, values)
+            return self._write_again(work, recipe, values, room)
         if not recipe.is_brief:
             try:
                 return Result(piece.columns, self._read(work, piece, values, room)[0], -1, lastrowid or None)
@@ -347,7 +347,7 @@ class Interactive:
         work.sets.add_keys(*recipe.plan.bind(values))
         return Result(piece.columns, rows, -1, lastrowid or None)
 
-    def _write_again(self, work: TransactionWork, recipe: Recipe, values: tuple[Any, ...]) -> Result | None:
+    def _write_again(self, work: TransactionWork, recipe: Recipe, values: tuple[Any, ...], room: int) -> Result | None:
         assert work.sets is not None
         text = self._executor.text_with_ids(recipe.piece, values)
         db, capture = self._db, self._capture
@@ -356,12 +356,16 @@ class Interactive:
         if in_savepoint:
             self._control("SAVEPOINT statement")
         capture.start(work.size, work.fts_bytes)
+        rows: list[tuple[Any, ...]] = []
         try:
-            self._change(text, values)
+            if recipe.piece.columns:
+                rows = self._returned(text, values, room)
+            else:
+                self._change(text, values)
             has_failed = capture.failure is not None
-        # A BedrockishError means that no id is left for the row; a UnicodeEncodeError, that a value has a lone
-        # surrogate.
-        except (apsw.Error, BedrockishError, UnicodeEncodeError):
+        # A BedrockishError means that no id is left for the row, or no room for the rows of RETURNING; a UnicodeError,
+        # that a given value has a lone surrogate, or that a returned text is not UTF-8.
+        except (apsw.Error, BedrockishError, UnicodeError):
             self._change = db.cursor().execute  # the old cursor keeps a refused value in memory
             has_failed = True
         if has_failed:
@@ -377,7 +381,14 @@ class Interactive:
             assert not touched
             self._add(work, changes, [])
         work.lastrowid, work.wrote = db.last_insert_rowid() or work.lastrowid, True
-        return Result((), [], rowcount, work.lastrowid or None)
+        return Result(recipe.piece.columns, rows, rowcount, work.lastrowid or None)
+
+    def _returned(self, text: str, values: tuple[Any, ...], room: int) -> list[tuple[Any, ...]]:
+        cursor = self._db.execute(text, values)
+        try:
+            return fetch(cursor, self.parts.limits, 0, room)[0]
+        finally:
+            cursor.close(True)
 
     def _undo_write(self, work: TransactionWork, *, in_savepoint: bool) -> None:
         """Undo a write of ``run_again`` that has failed."""

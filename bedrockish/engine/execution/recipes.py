@@ -75,7 +75,7 @@ def recipe_again(piece: Compiled, plan_of: Callable[[Compiled], ReadPlan], table
     A statement with a recipe calls no function, and its reads follow from its parameters alone; if it writes, it is
     quick whatever rows the tables have.
     """
-    if piece.kind not in (READ, WRITE) or (piece.kind == WRITE and piece.columns):
+    if piece.kind not in (READ, WRITE):
         return None
     if piece.setting or piece.settings or piece.is_command or piece.is_uninterruptible or not piece.can_cache:
         return None

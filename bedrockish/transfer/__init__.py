@@ -1,1 +1,1 @@
-"""Import and export of whole databases and tables: SQLite files, CSV."""
+"""Import, export and continuous backups of databases and tables: SQLite files, CSV."""

@@ -1,1 +1,1 @@
-"""An operator's orders to a node: status, traces, retention."""
+"""An operator's orders to a node: status, troubles, anchors, retention."""

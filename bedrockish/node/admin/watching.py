@@ -110,8 +110,8 @@ class WriteCheck:
         self._size = min(PROBE_BYTES << failures, PROBE_BYTES_MAX)
         self._pause_s = min(1 << failures, PAUSE_S_MAX) if failures else 0
         again = f", and is tried again in {self._pause_s} s" if failures else ""
-        # Why the file cannot be written, as a text.
         because = f" ({limit})" if limit else ""
+        # Why the file cannot be written, as a text.
         self.why = self._why_not_now() or f"{path} could not be written a moment ago{because}{again}"
 
     def _why_not_now(self) -> str:

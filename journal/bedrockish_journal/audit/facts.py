@@ -83,8 +83,7 @@ def fact(digest: bytes, lengths: int, label: bytes, body: bytes) -> tuple[Any, .
             retired = _vector(made.retired)
         except EntryMalformedError as error:
             wrong = str(error)
-    touched = [{"obj": key, "writes": False} for key in access_set.read_points - access_set.write_points]
-    touched += [{"obj": key, "writes": True} for key in access_set.write_points]
+    touched = [{"obj": key, "writes": key in access_set.write_points} for key in access_set.touched]
     spans = [{"low": low, "high": high, "writes": False} for low, high in access_set.read_ranges]
     spans += [{"low": low, "high": high, "writes": True} for low, high in access_set.write_ranges]
     return (

@@ -28,16 +28,16 @@ _UNLISTED = "SELECT count(*) FROM bedrockish_joined WHERE typeof(command) <> 'te
 
 Progress = Callable[[str, int, int], None]
 _COLUMNS = {  # the tables of a node's records other than entries
-    "given": "node",
-    "mark": "node leader tick hash clock",
-    "before": "node leader tick version member voter",
-    "left_before": "leader since",
-    "listed": "node command seq",
-    "lists": "node",
-    "odd": "node leader tick text",
-    "claim": "node law leader tick text",
-    "holder": "version name role",  # the role of a removed user is NO_USER
-    "own_end": "node tick level",
+    "given": "node",  # the nodes whose journals were given
+    "mark": "node leader tick hash clock",  # the beginning of each timeline whose first entries were removed
+    "before": "node leader tick version member voter",  # memberships without an entry in the files
+    "left_before": "leader since",  # the timelines that these memberships retired
+    "listed": "node command seq",  # the content of bedrockish_joined
+    "lists": "node",  # the nodes whose bedrockish_joined was read
+    "odd": "node leader tick text",  # rows that no node writes
+    "claim": "node law leader tick text",  # false claims of files
+    "holder": "version name role",  # the users of each membership; the role of a removed user is NO_USER
+    "own_end": "node tick level",  # the end of each node's own timeline, read after everything else
 }
 _KINDS = {"hash": pa.binary(), "voter": pa.bool_()}
 _KINDS |= dict.fromkeys(("tick", "clock", "version", "since", "seq", "role"), pa.int64())

@@ -58,13 +58,8 @@ def _each(name: str, column: str, fields: str, dialect: Dialect) -> View:
 def views(dialect: Dialect) -> list[View]:
     """Return the derived tables; each uses only tables before it.
 
-    The given tables are ``held`` and ``facts`` (``bedrockish_journal.audit.facts``), and the other records of each
-    node:
-    ``mark(node, leader, tick, hash, clock)``, the beginning of each timeline whose first entries were removed;
-    ``before(node, leader, tick, version, member, voter)`` and ``left_before(leader, since)``, memberships without an
-    entry in the files; ``listed(node, command, seq)`` and ``lists(node)``, the content of bedrockish_joined;
-    ``given(node)``, the nodes whose journals were given; ``odd(node, leader, tick, text)``, rows that do not belong to
-    a journal; ``own_end(node, tick, level)``, the end of each node's own timeline, read after everything else.
+    The given tables are ``held`` and ``facts`` (``bedrockish_journal.audit.facts``), and those of
+    ``bedrockish_journal.audit.reading.TABLES``.
     """
     return [
         View("fact", f"SELECT {dialect.eid} AS eid, * FROM facts"),

@@ -1,4 +1,4 @@
-"""The names of the tables and indexes that a node creates in its file. Users' objects may have the same prefix."""
+"""The names of the tables and indexes that a node creates in its file; another program may have added others."""
 
 from collections.abc import Iterator
 

@@ -104,9 +104,7 @@ class Conflicts:
             saw.extend([0] * (number - len(saw)))
             saw.append(tick)
         clock, writes = entry.txid.clock, access_set.write_points
-        touched = [(number, key, clock, False) for key in access_set.read_points - writes]
-        touched += [(number, key, clock, True) for key in writes]
-        touched.sort()
+        touched = [(number, key, clock, key in writes) for key in sorted(access_set.touched)]
         self._db.executemany("INSERT INTO touch VALUES (?, ?, ?, ?)", touched).fetchall()
         if access_set.has_ranges:
             spans = [(number, low, high, False) for low, high in access_set.read_ranges]

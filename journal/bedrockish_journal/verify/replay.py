@@ -370,8 +370,9 @@ class _Rebuild:
 def digest(source: apsw.Connection | str | os.PathLike[str]) -> str:
     """Return a digest of the user's part of a database: the definitions and rows, independent of their pages.
 
-    The digest of a node's file equals that of any replay of its journal. Tables ``bedrockish_*`` and ``sqlite_*`` are
-    left out. Integers, reals, texts and blobs differ even if they print alike.
+    The digest of a node's file equals that of any replay of its journal. The tables and indexes of the node and of
+    SQLite are left out; of any other object named ``bedrockish_…``, which no client can make, the definition counts.
+    Integers, reals, texts and blobs differ even if they print alike.
 
     Args:
         source: a path, or a connection, which is read in one transaction.

@@ -52,7 +52,7 @@ _HAS_LITERAL = re.compile("['0-9]")
 _BEGINNING = re.compile(rf"{_S}*+(SELECT|INSERT|REPLACE|UPDATE|DELETE)\b", _FLAGS)
 _TARGET = re.compile(
     rf"{_S}*+(?:INSERT|REPLACE){_S}++(?:OR{_S}++[A-Z]++{_S}++)?(?:INTO{_S}*+)?(?:(?:{_NAME}|{_QUOTED}){_S}*+\.{_S}*+)?"
-    rf"({_NAME}|{_QUOTED}){_S}*+(?:\(([^()]*+)\))?",
+    rf"({_NAME}|{_QUOTED}){_S}*+(?:AS\b{_S}*+(?:{_NAME}|{_QUOTED}){_S}*+)?(?:\(([^()]*+)\))?",
     _FLAGS,
 )
 _ONE_NAME = re.compile(rf"{_QUOTED}|{_NAME}", _FLAGS)
@@ -94,10 +94,12 @@ def _form(sql: str) -> Form | None:
     end = len(sql.rstrip(BLANKS + ";"))
     parts: list[str] = []
     values: list[Value] = []
-    at, place, before = 0, _OTHER, ""
+    at, place, before, room = 0, _OTHER, "", FORM_MAX  # ``room``: where the text is too long if no literal follows
     around: list[int] = []  # the places around each open parenthesis
 
     for found in _FORM_PARTS.finditer(sql, 0, end):
+        if found.start() > room:
+            return None
         kind = found.lastgroup
         name = found["left"] if kind == "values" else found["word"]
         word = name.upper() if name else ""
@@ -120,6 +122,7 @@ def _form(sql: str) -> Form | None:
                 return None
             parts += sql[at : found.start()], marked
             at = found.end()
+            room += len(found[0]) - len(marked)
     form = "".join([*parts, sql[at:end]])
     return (form, tuple(values)) if values and len(form) <= FORM_MAX else None
 
@@ -128,15 +131,19 @@ _cached_form = lru_cache(CACHED_MAX)(_form)
 
 
 def _marked(part: str, values: list[Value]) -> str | None:
-    """Return a part of a text with parameters for its literals, and append their values; None for an odd literal."""
+    """Return a part of a text with parameters for its literals, and append their values.
+
+    Return None for an odd literal, and if the form becomes too long.
+    """
     parts: list[str] = []
-    at = 0
+    at = length = 0
     for found in _LITERAL_OR_NAME.finditer(part):
         literal = found[1]
         if literal is None or literal[0] in "nN":
             continue
         value = _value_of(literal)
-        if value is None:
+        length += found.start() - at + 1
+        if value is None or length > FORM_MAX:
             return None
         values.append(value)
         parts += part[at : found.start()], "?"
@@ -183,7 +190,7 @@ _VALUE = rf"(?:\?(?![0-9])|{_LITERAL})"
 _LIST = rf"\({_S}*+{_VALUE}(?:{_S}*+,{_S}*+{_VALUE})*+{_S}*+\)"
 _PARTS = re.compile(
     rf"(?P<list>IN{_S}*+{_LIST})|(?P<rows>VALUES{_S}*+{_LIST}(?:{_S}*+,{_S}*+{_LIST})*+(?!{_S}*+,))"
-    rf"|(?P<param>\?)|{_NAME}|{HIDING}",
+    rf"|(?P<nested>\({_S}*+VALUES\b)|(?P<param>\?)|{_NAME}|{HIDING}",
     re.IGNORECASE | re.DOTALL | re.ASCII,
 )
 _ONE_LIST, _ONE_VALUE = re.compile(_LIST, re.IGNORECASE | re.ASCII), re.compile(_VALUE, re.IGNORECASE | re.ASCII)
@@ -206,20 +213,24 @@ def with_longer_lists(sql: str, count: int) -> LongerLists | None:
     places: list[int] = []  # for each parameter of the longer statement, the index of its value
     literals: list[Value | None] = []  # the values after those of the parameters
     at = given = 0
-    has_long = False
+    has_long, inserts = False, _INSERTS.match(sql) is not None
     for found in _PARTS.finditer(sql):
         if found["param"]:
             places.append(given)
             given += 1
+        if found["nested"]:
+            return None
         if found.lastgroup not in ("list", "rows"):
             continue
         begin = sql.index("(", found.start())
         if found["list"]:
             items = [[value] for value in _ONE_VALUE.findall(sql, begin, found.end())]
-        elif _INSERTS.match(sql) is None or sql[: found.start()].rstrip(BLANKS).endswith("("):
+        elif not inserts:
             return None
         else:
             items = [_ONE_VALUE.findall(row) for row in _ONE_LIST.findall(sql, begin, found.end())]
+        if len(places) + len(items) * len(items[0]) > LONGER_MAX:
+            return None
         for text in chain.from_iterable(items):
             if text == "?":
                 places.append(given)

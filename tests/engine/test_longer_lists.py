@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from time import thread_time
 
 import apsw
 import pytest
@@ -202,6 +203,13 @@ def test_pattern_in_one_of_many_rows_may_be_long(node: TestNode) -> None:
     for count in (2, 6, 7):
         node.run(f"INSERT INTO patterns VALUES {', '.join([row] * count)}")
     assert node.rows("SELECT count(*) FROM patterns") == [(15,)]
+
+
+def test_long_text_of_rows_is_searched_for_lists_at_once() -> None:
+    begun = thread_time()
+    for part in ("VALUES (1) ", "VALUES (1),", "(VALUES "):
+        assert with_longer_lists("INSERT INTO t SELECT 1, 2, 3, 4, 5, " + part * 200_000, 0) is None
+    assert thread_time() - begun < 4
 
 
 def test_lengths_are_few() -> None:

@@ -106,6 +106,8 @@ def test_compared_and_assigned_literals_become_parameters(form: str, values: tup
         'INSERT INTO main.t(a, "t") VALUES (1, 2)',
         'INSERT INTO "T" ( t, rank ) VALUES (1, 2)',
         "INSERT INTO v(Cmd, arg) VALUES (1, 2)",
+        "INSERT INTO t AS u(t) VALUES ('rebuild')",
+        'INSERT INTO t as"u" ( a, T ) VALUES (1, 2)',
     ],
 )
 def test_other_texts_stay_as_they_are(sql: str) -> None:
@@ -262,6 +264,7 @@ def test_commands_of_virtual_tables_run_as_their_words_say(node: TestNode) -> No
         assert node.prepare(f"INSERT INTO f(f, rank) VALUES {command}").readonly
     for command in ("rebuild", "optimize"):
         assert node.prepare(f"INSERT INTO f(f) VALUES ('{command}')").readonly
+        assert node.prepare(f"INSERT INTO f AS g(f) VALUES ('{command}')").readonly
     assert node.prepare("INSERT INTO f(f, rank) VALUES ('integrity-check', 1)").kind == ROWS
     assert node.prepare("INSERT INTO f(f, rank) VALUES ('pgsz', 1000)").kind == SCHEMA
 

@@ -4,7 +4,7 @@ The node trusts the read sets of a program, because the program may open its fil
 message, so that a fault of the program fails the transaction and not the cluster.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import cbor2
@@ -22,6 +22,8 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import READER, WRITER
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import check
+
+Head = tuple[str, tuple[str, ...]]  # a table and its columns
 
 
 def encode_prepared(prepared: Prepared) -> bytes:
@@ -64,12 +66,24 @@ class _AsStatement:
     writes: frozenset[str]
 
 
+def written_heads(changes: Iterable[list[Change]]) -> set[Head]:
+    """Return the tables of a transaction's changes with their columns, after all changes were decoded.
+
+    Raises:
+        UsageError: the changes cannot be decoded.
+    """
+    try:
+        return {(change.table, change.columns) for piece in changes for change in piece}
+    except EntryMalformedError as error:
+        raise UsageError(f"the changes of the prepared transaction cannot be read: {error}") from error
+
+
 def check_prepared(
     prepared: Prepared,  # the transaction
+    heads: set[Head],  # the tables that it has changed; see ``written_heads``
     applied: Mapping[str, int],  # the vector of commits that the node has applied
     known: KnownSchema,  # the tables of the schema in force
     rights: Rights | None,  # the user's rights; None if the user may do everything
-    decode: Callable[[bytes], list[Change]],  # decodes the transaction's changes
     *,
     is_nodes: bool = False,  # whether it was executed on another node's file, which may have more commits
 ) -> None:
@@ -77,7 +91,7 @@ def check_prepared(
 
     Raises:
         UnavailableError: the base has commits that another node had applied, and this node has not.
-        UsageError: the base has commits that the program cannot have read, or the changes cannot be decoded.
+        UsageError: the base has commits that the program cannot have read.
         ConflictError: a changed table is missing or has other columns: the schema has changed since.
         ForbiddenError: the user may not read or write one of the tables.
     """
@@ -87,21 +101,17 @@ def check_prepared(
             f"the transaction depends on {', '.join(late)}, which this node has not applied; it did not happen: run it "
             "again"
         )
-    written = set[str]()
-    try:
-        for change in decode(prepared.changes) if prepared.changes else ():
-            table = known.tables.by_name.get(change.table)
-            if table is None or change.columns != table.columns:
-                raise ConflictError(
-                    f"table {change.table} was altered or dropped since the transaction began; the transaction did not "
-                    "happen: run it again",
-                    table="schema",
-                )
-            written.add(change.table)
-    except EntryMalformedError as error:
-        raise UsageError(f"the changes of the prepared transaction cannot be read: {error}") from error
+    for name, columns in heads:
+        table = known.tables.by_name.get(name)
+        if table is None or columns != table.columns:
+            raise ConflictError(
+                f"table {name} was altered or dropped since the transaction began; the transaction did not happen: run "
+                "it again",
+                table="schema",
+            )
     if rights is None:
         return
+    written = {name for name, _ in heads}
     keys = prepared.access_set
     indexes = {index.object: index.table for index in known.schema.roots.values() if isinstance(index, Index)}
     reads = _tables(keys.read_points, indexes) | _tables((low for low, _ in keys.read_ranges), indexes)

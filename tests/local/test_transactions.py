@@ -34,6 +34,7 @@ from bedrockish.errors import (
 )
 from bedrockish.local import transactions
 from bedrockish.local.prepared import decode_prepared, encode_prepared
+from bedrockish.node.transactions.programs import AT_ONCE_BYTES
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from tests.local.conftest import calls_made, here
@@ -466,6 +467,7 @@ def send(db: Connection, data: bytes) -> Any:
         encode_prepared(prepared())[:-1],
         encode_prepared(prepared(base={"A": 1 << 50})),
         encode_prepared(prepared(changes=b"nonsense")),
+        encode_prepared(prepared(changes=b"nonsense" * AT_ONCE_BYTES)),
         encode_prepared(prepared(readonly=True)),
     ],
 )

@@ -17,6 +17,7 @@ from bedrockish.api.wire import COMMIT, SETTLE, UPKEEP, Answered, Ask, Step
 from bedrockish.client.credentials import ClientCredentials
 from bedrockish.client.request_builder import map_of, new_command
 from bedrockish.client.trio_client import Client, open_client
+from bedrockish.common.machine import threads_or_unavailable
 from bedrockish.core.coordinator.request import write_elsewhere
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
@@ -25,13 +26,15 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.merging import may_share
 from bedrockish.engine.statements.rowid_allocator import LEASE_MAX
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
-from bedrockish.local.prepared import check_prepared, decode_prepared
+from bedrockish.local.prepared import Head, check_prepared, decode_prepared, written_heads
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import checked
+from bedrockish_journal.model.changes import decode_changes_in_pieces
 
 Ids = Callable[[str, int, int], list[int]]  # (table, above, count): leases ``count`` ids above ``above``
 LEASE_S = 10.0
+AT_ONCE_BYTES = 256 << 10  # a longer transaction is decoded in a thread: a MiB of short rows takes a tenth of a second
 SHOWN_S = 5.0  # how long a learner waits until its own file shows a commit
 
 
@@ -135,11 +138,15 @@ class Programs:
         if not state.health.reads:
             raise UnavailableError(state.trouble)
         engine.memory.check()
-        prepared = decode_prepared(data)
+        if len(data) <= AT_ONCE_BYTES:
+            prepared = decode_prepared(data)
+            heads = written_heads(engine.entries.decode(one) for one in [prepared.changes] if one)
+        else:
+            prepared, heads = yield from steps.wait(partial(_decode_in_thread, data))
         if engine.batch.is_in_thread:
             yield self._boundary.wait_for_writer
         if not is_nodes:
-            self._check(prepared, request)
+            self._check(prepared, heads, request)
         elsewhere = None if prepared.readonly or is_nodes else self._leading_voters
         if elsewhere is not None:
             # The token makes the voter wait until it has applied the transaction's base. It needs a clock, because the
@@ -148,7 +155,7 @@ class Programs:
             step = Step(0, asked, COMMIT, data, request.user)
             return (yield from steps.wait(partial(self._commit_elsewhere, elsewhere, step)))
         last = replace(request, statements=(), digest=OPEN)
-        prepare = partial(self._check, prepared, request, is_nodes=True) if is_nodes else lambda: prepared
+        prepare = partial(self._check, prepared, heads, request, is_nodes=True) if is_nodes else lambda: prepared
         execute = checked(engine.access, request.user, prepare)
         # A program reads durable states only, so a strict read needs only the question to a majority. If the command
         # has happened, the core answers.
@@ -156,10 +163,10 @@ class Programs:
         base = prepared.base if is_read and engine.journal.command_txid(request.command) is None else None
         return (yield from steps.wait(self._submit(last, execute, once=True, shares=may_share(prepared), base=base)))
 
-    def _check(self, prepared: Prepared, request: Request, *, is_nodes: bool = False) -> Prepared:
+    def _check(self, prepared: Prepared, heads: set[Head], request: Request, *, is_nodes: bool = False) -> Prepared:
         engine = self._engine
         known, rights = engine.connector().known(), engine.access.of(request.user)
-        check_prepared(prepared, engine.applied, known, rights, engine.entries.decode, is_nodes=is_nodes)
+        check_prepared(prepared, heads, engine.applied, known, rights, is_nodes=is_nodes)
         return prepared
 
     async def _commit_elsewhere(self, voters: Voters, step: Step) -> Answer:
@@ -207,3 +214,20 @@ class Programs:
             return map_of(await (await elsewhere.reach())._call(Ask(0, UPKEEP, asked=dict(asked)), LEASE_S))
         await self._boundary.wait_for_writer()
         return {"ids": self._ids(table, above, count)}
+
+
+def _decode(data: bytes) -> tuple[Prepared, set[Head]]:
+    prepared = decode_prepared(data)
+    return prepared, written_heads(decode_changes_in_pieces(prepared.changes) if prepared.changes else ())
+
+
+async def _decode_in_thread(data: bytes) -> tuple[Prepared, set[Head]]:
+    """Decode a long transaction, and return it with the tables that it has changed.
+
+    Raises:
+        UsageError: the bytes are malformed.
+        TooLargeError: the transaction is too large for a message between nodes.
+        UnavailableError: the machine gives no further thread.
+    """
+    with threads_or_unavailable():
+        return await trio.to_thread.run_sync(_decode, data)

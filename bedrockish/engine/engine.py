@@ -224,8 +224,8 @@ class Engine:
                 self.batch.redo()
 
     def only_writes(self, texts: Sequence[str]) -> bool:
-        """Return whether each of these SQL texts has run before, and only writes rows."""
-        return self._executor.texts.only_writes.issuperset(texts)
+        """Return whether each of these SQL texts, or one with other literals, has run before, and only writes rows."""
+        return self._executor.texts.all_only_write(texts)
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
         """Run the longest prefix of the requests that can share a transaction, roll it back, and return the

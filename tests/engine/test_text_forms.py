@@ -7,14 +7,14 @@ from contextlib import closing
 import apsw
 import pytest
 
-from bedrockish.api.requests import Request, Statement
+from bedrockish.api.requests import Request, Statement, decode_results
 from bedrockish.engine.execution.explain import explain
 from bedrockish.errors import ConstraintError, ForbiddenError, SqlError
 from bedrockish.sqltext.literals import literal
 from bedrockish.sqltext.text_forms import FORM_MAX, TEXT_MAX, with_parameters
 from bedrockish_journal.model.membership import READER, WRITER, UserSaid
 from bedrockish_journal.model.transaction import ROWS, SCHEMA
-from tests.engine.nodes import TestNode
+from tests.engine.nodes import TestNode, request
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,20 @@ def test_second_insert_of_a_form_is_not_compiled_again(node: TestNode) -> None:
     assert node.rows("SELECT a, b FROM t ORDER BY id") == [(f"v{number}", number) for number in range(5)]
 
 
+def test_lookup_with_other_literals_runs_as_a_lookup(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+    node.run("INSERT INTO t VALUES (1, 'one'), (2, 'two')")
+
+    def read(number: int) -> list[tuple[object, ...]]:
+        found = node.engine.read(request(f" SELECT a FROM t WHERE id = {number}; "), 0.01)
+        assert found is not None
+        return decode_results(found)[0].rows
+
+    assert [read(number) for number in (1, 2, 3)] == [[("one",)], [("two",)], []]
+    monkeypatch.setattr(node.engine._executor, "run_piece", None)
+    assert [read(number) for number in (3, 2, 1)] == [[], [("two",)], [("one",)]]
+
+
 def test_error_of_a_known_form_has_the_text_of_the_client(node: TestNode) -> None:
     node.run("CREATE TABLE t(a, b)")
     for number in range(3):
@@ -160,6 +174,8 @@ def test_error_of_a_known_form_has_the_text_of_the_client(node: TestNode) -> Non
     node.engine.access.learn(users, ["A"])
     for number in range(2):
         node.engine.execute(Request("c", (Statement(f"INSERT INTO t VALUES ({number}, 1)"),), user="writer"))
+        read = Request("c", (Statement(f"SELECT b FROM t WHERE a = {number}"),), user="reader")
+        assert node.engine.read(read, 0.01) is not None
     with pytest.raises(ForbiddenError) as refused:
         node.engine.execute(Request("c", (Statement("INSERT INTO t VALUES (5, 1)"),), user="reader"))
     assert refused.value.details["sql"] == "INSERT INTO t VALUES (5, 1)"

@@ -99,6 +99,15 @@ def test_only_writes_is_true_for_texts_that_have_run_as_plain_writes(bank: TestN
         assert not bank.engine.only_writes([ADD, other])
 
 
+def test_only_writes_is_true_for_a_text_that_has_run_with_other_literals(bank: TestNode) -> None:
+    for number in (1, 2):
+        bank.prepare(f"UPDATE account SET balance = balance + 1 WHERE id = {number}")
+        bank.prepare(f"SELECT owner FROM account WHERE id = {number}")
+    assert bank.engine.only_writes([f"UPDATE account SET balance = balance + 7 WHERE id = {one}" for one in (1, 2, 3)])
+    assert not bank.engine.only_writes(["SELECT owner FROM account WHERE id = 3"])
+    assert not bank.engine.only_writes(["UPDATE account SET balance = balance - 7 WHERE id = 3"])
+
+
 SOME: list[Sql] = [
     ADD,
     ("UPDATE account SET balance = balance - ? WHERE id = 2", (3,)),

@@ -229,18 +229,24 @@ class CompiledTexts:
 
     # -- known texts -----------------------------------------------------------------------------------------------
 
-    def lookup(self, sql: str, user: str) -> Lookup | None:
-        """Return the compiled lookup for a text; None if the text is not a known lookup.
+    def lookup(self, statement: Statement, user: str) -> tuple[Lookup, Statement] | None:
+        """Return the compiled lookup for a text or its form, and the statement; None if neither is a known lookup.
 
         Raises:
             ForbiddenError: the user may not run it.
         """
-        rights = self._access.of(user)
+        rights, sql = self._access.of(user), statement.sql
         known = self._limited if rights is not None and rights.role < ADMIN else self._all
         lookup = known.find(sql, self.lengths)
-        if lookup is not None and rights is not None:
-            rights.check(lookup.piece, self._views)
-        return lookup
+        if lookup is None and not statement.params and (form := self.known_form(sql)) is not None:
+            statement = Statement(*form)
+            lookup = known.find(form[0], self.lengths)
+        if lookup is None:
+            return None
+        if rights is not None:
+            is_form = statement.sql is not sql
+            rights.check(replace(lookup.piece, sql=sql.strip(BLANKS)) if is_form else lookup.piece, self._views)
+        return lookup, statement
 
     def single(self, statement: Statement, user: str = "") -> tuple[Compiled, tuple[Any, ...]] | None:
         """Return the only statement of a text with its parameters; None unless the text is known to have only one.
@@ -268,6 +274,12 @@ class CompiledTexts:
         if form not in self._forms or (known := texts.get(form)) is None:
             return None, statement.params, form
         return (replace(known[0], client_text=sql.strip(BLANKS)),), values, form
+
+    def all_only_write(self, texts: Sequence[str]) -> bool:
+        """Return whether each of these texts, or its form, is in ``only_writes``."""
+        known = self.only_writes
+        forms = (self.known_form(text) for text in texts if text not in known)
+        return all(form is not None and form[0] in known for form in forms)
 
     def _compile_form(self, form: str, texts: dict[str, tuple[Compiled, ...]], rights: Rights | None) -> None:
         """Compile and cache a form; cache none that fails, so that the client's text raises the error."""

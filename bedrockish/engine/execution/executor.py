@@ -258,11 +258,12 @@ class Executor:
 
     def _look_up(self, statement: Statement, user: str, budget_s: float) -> bytes | None:
         """Return the encoded result of a lookup; None for any other statement."""
-        lookup = self.texts.lookup(statement.sql, user)
-        if lookup is None or budget_s > self._limits.budget_s:  # a longer budget allows longer values
+        found = self.texts.lookup(statement, user)
+        if found is None or budget_s > self._limits.budget_s:  # a longer budget allows longer values
             return None
+        lookup, known = found
         db = self._db if self.reader is None or self.capture.has_changes else self.reader
-        return lookup.run(db, statement, self._limits)
+        return lookup.run(db, known, self._limits)
 
     def repeat(
         self, recipe: "Recipe", statements: Sequence[Statement], until: float = FOREVER

@@ -25,6 +25,7 @@ from bedrockish.daemon import calm_collector
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import TransactionWork
+from bedrockish.sqltext.text_forms import with_parameters
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.membership import Member, Membership
@@ -183,6 +184,10 @@ def steps(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
         plain.execute(JOIN.format(-number), (None,)).fetchall()
 
     yield Figure("a text seen for the first time, a join", clock.micros(new_text), clock.micros(plain_text))
+    literals = "UPDATE item SET amount = {0} WHERE id = {0} AND owner <> 'nobody'"
+    yield Figure(
+        "the form of a new text of literals", clock.micros(lambda number: with_parameters(literals.format(number)))
+    )
     ((piece, _),) = executor.texts.pieces(Statement(UPDATE, (1, 2)))
     plan = analysis.plan(piece)
     yield Figure("bind a known plan", clock.micros(lambda number: plan.bind((1, number))))

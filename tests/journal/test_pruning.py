@@ -109,6 +109,31 @@ def test_plan_takes_no_more_steps_in_a_longer_journal(world: World) -> None:
     assert steps() <= before + 10
 
 
+def test_removal_does_not_read_the_joined_commands_of_other_entries(world: World) -> None:
+    db = world.nodes["A"].db
+
+    def steps() -> int:
+        count = 0
+
+        def counted() -> bool:
+            nonlocal count
+            count += 1
+            return False
+
+        with db:
+            upto = plan(db, clock_at(db, 0.9))
+            db.set_progress_handler(counted, 1)
+            assert remove(db, upto, 3) == 3
+            db.set_progress_handler(None)
+        return count
+
+    before = steps()
+    others = [(f"other-{number}", (1 << 40) + number) for number in range(2_000)]
+    db.executemany("INSERT INTO bedrockish_joined(command, seq) VALUES (?, ?)", others)
+    assert steps() < before + 1_000
+    assert db.execute("SELECT count(*) FROM bedrockish_joined WHERE seq > 1 << 39").get == 2_000
+
+
 def test_only_old_entries_are_pruned(world: World) -> None:
     db = world.nodes["C"].db
     bound = clocks(db)[len(clocks(db)) // 2]

@@ -10,7 +10,6 @@ All functions use a connection of the caller, and never begin or commit a transa
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import apsw
@@ -153,17 +152,23 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
         db.execute(query, (*later, leader))
         keep_definitions(db, transaction)
-    for row in db.execute(f"SELECT prev, label, body {where} AND repeat = 0", (leader, upto)):  # never all in memory
-        with suppress(EntryMalformedError):  # if the pack is damaged, the statement below keeps the command ids
-            _keep_commands(db, decode_entry(*row).transaction)
-    db.execute(
-        f"""INSERT OR IGNORE INTO bedrockish_past(command, clock, origin)
-            SELECT command, clock, origin {where} AND repeat = 0
-            UNION ALL SELECT further.command, clock, origin FROM bedrockish_journal JOIN bedrockish_joined AS further
-              USING (seq) WHERE leader = ? AND tick <= ?""",
-        (leader, upto, leader, upto),
-    )
-    db.execute(f"DELETE FROM bedrockish_joined WHERE seq IN (SELECT seq {where} AND repeat = 0)", (leader, upto))
+    is_damaged = False
+    # The entries are never all in memory.
+    for seq, *row in db.execute(f"SELECT seq, prev, label, body {where} AND repeat = 0", (leader, upto)):
+        try:
+            transaction = decode_entry(*row).transaction
+        except EntryMalformedError:
+            is_damaged = True  # its pack, for example; the statements below keep the command ids
+        else:
+            _keep_commands(db, transaction)
+            joined = [(command, seq) for command, _ in transaction.joined]
+            db.executemany("DELETE FROM bedrockish_joined WHERE command = ? AND seq = ?", joined)
+    keep = "INSERT OR IGNORE INTO bedrockish_past(command, clock, origin) SELECT"
+    db.execute(f"{keep} command, clock, origin {where} AND repeat = 0", (leader, upto))
+    if is_damaged:  # the table has no index by ``seq``, so both statements read all of it
+        further = "further.command, clock, origin FROM bedrockish_joined AS further CROSS JOIN bedrockish_journal"
+        db.execute(f"{keep} {further} USING (seq) WHERE leader = ? AND tick <= ?", (leader, upto))
+        db.execute(f"DELETE FROM bedrockish_joined WHERE seq IN (SELECT seq {where} AND repeat = 0)", (leader, upto))
     db.execute("DELETE FROM main.bedrockish_journal WHERE leader = ? AND tick <= ?", (leader, upto))
     packing.cut(db, leader, upto)
 

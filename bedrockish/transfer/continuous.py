@@ -28,6 +28,7 @@ from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import JournalError, TargetUnwritableError
 from bedrockish_journal.model.vector import covers, merge
+from bedrockish_journal.storage.file_claims import VOIDS
 from bedrockish_journal.storage.row import hashed_entry
 from bedrockish_journal.storage.segment import Heads, Segment, create, ends
 from bedrockish_journal.storage.store import reading
@@ -47,7 +48,6 @@ SELECT leader, max(tick) FROM bedrockish_journal
   WHERE repeat = 0 AND clock > ?1 AND clock <= (SELECT clock FROM upto) GROUP BY leader
 UNION ALL SELECT '', clock FROM upto
 """
-_VOIDS = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
 _BOOTSTRAP = "SELECT value FROM bedrockish_meta WHERE key = 'bootstrap'"
 _REMOVED = "SELECT tick FROM bedrockish_pruned WHERE leader = ?"
 _ENTRIES = """SELECT prev, label, body, hash FROM bedrockish_journal
@@ -241,7 +241,7 @@ class _Backup:
     async def _append(self, client: Client) -> bool:
         segment = self._segment
         assert segment is not None, "it was opened"
-        asked: Any = [(_NEXT, (segment.safe, TRANSACTIONS_MAX)), _VOIDS, _BOOTSTRAP]
+        asked: Any = [(_NEXT, (segment.safe, TRANSACTIONS_MAX)), VOIDS, _BOOTSTRAP]
         upto, voids, bootstrap = await client.transact(asked, read=STALE)
         if bootstrap.value() != segment.bootstrap:
             raise ConfigError(f"{self._folder} has the backup of another cluster; name another directory")

@@ -99,9 +99,11 @@ def _commits(spark: "SparkSession", inputs: Inputs) -> "DataFrame":
         if files:
             base = os.path.join(directory, "commits")
             parts.append(spark.read.schema(schema).option("basePath", base).parquet(*files).select(wanted))
-    if inputs.files or not parts:
+    if inputs.files:
         reader = spark.read.format("bedrockish").option("columns", ",".join(wanted))
         parts.append(reader.load(",".join(inputs.files.values())))
+    if not parts:  # exports of journals without entries
+        return spark.createDataFrame([], schema).select(wanted)
     return reduce(lambda one, other: one.unionByName(other), parts)
 
 

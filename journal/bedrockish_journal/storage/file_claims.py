@@ -16,13 +16,13 @@ from bedrockish_journal.model.membership import Membership, read_membership
 from bedrockish_journal.model.membership_steps import wrong_membership, wrong_step
 from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 
-Ask = Callable[[str, tuple[Any, ...]], Iterable[Sequence[Any]]]
+Ask = Callable[[str, tuple[Any, ...]], Iterable[Sequence[Any]]]  # runs a query, on a file or at a node
 SHOWN_MAX = 20  # the most findings of each kind
 
 # A running node shows one of its own tables only to a statement whose text has the table's name: no ``?`` here.
 _HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = '{}'"
 _META = "SELECT value FROM bedrockish_meta WHERE key = ?"
-_MARKED = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
+VOIDS = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
 _MEMBERS = f"SELECT leader, tick, body FROM bedrockish_journal WHERE kind = '{MEMBERS}' AND repeat = 0 ORDER BY seq"
 _MARKS = "SELECT leader, tick, hash, clock, origin FROM bedrockish_pruned ORDER BY leader"
 _REMOVED = "SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1"
@@ -159,7 +159,7 @@ def marks(ask: Ask) -> tuple[PrunedBeginning, ...]:
 
 def skipped(ask: Ask) -> set[str]:
     """Return the transactions that a node skipped by an operator's decision, because they fit the tables of no node."""
-    return {str(key).removeprefix("void:") for (key,) in ask(_MARKED, ())}
+    return {str(key).removeprefix("void:") for (key,) in ask(VOIDS, ())}
 
 
 def _void(ask: Ask, node: str, memberships: Mapping[int, Membership]) -> Iterator[Finding]:

@@ -85,11 +85,12 @@ _APPEND = """INSERT INTO main.bedrockish_journal(
   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 # One index seek per leader, from each leader to the next greater one, instead of a scan of all entries.
-_HEADS = """WITH RECURSIVE leaders(leader) AS (
+LEADERS = """WITH RECURSIVE leaders(leader) AS (
     SELECT min(leader) FROM bedrockish_journal
     UNION ALL
     SELECT (SELECT min(later.leader) FROM bedrockish_journal AS later WHERE later.leader > leaders.leader)
-      FROM leaders WHERE leaders.leader IS NOT NULL)
+      FROM leaders WHERE leaders.leader IS NOT NULL)"""
+_HEADS = f"""{LEADERS}
   SELECT leader, tick, hash FROM leaders CROSS JOIN bedrockish_journal USING (leader)
     WHERE tick = (SELECT max(last.tick) FROM bedrockish_journal AS last WHERE last.leader = leaders.leader)"""
 _APPLIED = _HEADS.replace("SELECT leader, tick, hash", "SELECT leader, tick")

@@ -11,7 +11,8 @@ from bedrockish_journal.model.errors import FileMissingError, JournalError
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.files import open_file_feed
-from bedrockish_journal.spark.source.plans import Ask, Span, WantedEntries, bounds
+from bedrockish_journal.spark.source.plans import Span, WantedEntries, bounds
+from bedrockish_journal.storage.file_claims import Ask
 from bedrockish_journal.storage.row import JournalRow
 
 Access = Mapping[str, str]

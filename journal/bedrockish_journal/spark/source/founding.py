@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import parse_txid
-from bedrockish_journal.spark.source.plans import Ask
-from bedrockish_journal.storage.file_claims import PrunedBeginning, has, marks, removed_memberships, skipped, value
+from bedrockish_journal.storage.file_claims import Ask, PrunedBeginning, has, marks, removed_memberships, skipped, value
 
 Member = tuple[int, str, str, bool, str, list[tuple[str, int]]]
 

@@ -19,7 +19,8 @@ from bedrockish.errors import ConfigError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
-from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Ask, Span, WantedEntries, check_held
+from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Span, WantedEntries, check_held
+from bedrockish_journal.storage.file_claims import Ask
 from bedrockish_journal.storage.row import JournalRow
 
 PAGE_ENTRIES = 1_000

@@ -2,14 +2,15 @@
 conditions of a query. Pure, except for the queries on a journal, which may be remote.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError
+from bedrockish_journal.storage.file_claims import Ask
 from bedrockish_journal.storage.row import COLUMNS
+from bedrockish_journal.storage.store import LEADERS
 
-Ask = Callable[[str, tuple[object, ...]], Iterable[Sequence[Any]]]  # runs a query, on a file or at a node
 Span = tuple[str, int, int]  # a timeline and its ticks low..high, both included
 Between = tuple[int, int]  # the least and the greatest value, both included
 
@@ -20,14 +21,10 @@ ORDER_PAGE = 10_000
 HELD = """SELECT (SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1),
   (SELECT max(tick) FROM bedrockish_journal WHERE leader = ?1)"""
 PRIMARY_KEY = "SELECT name FROM pragma_table_info(?) WHERE pk > 0 ORDER BY pk"
-_BOUNDS = """WITH RECURSIVE leaders(leader) AS (
-    SELECT min(leader) FROM bedrockish_journal
-    UNION ALL
-    SELECT (SELECT min(leader) FROM bedrockish_journal WHERE leader > leaders.leader)
-      FROM leaders WHERE leader IS NOT NULL)
+_BOUNDS = f"""{LEADERS}
   SELECT leader, (SELECT min(tick) FROM bedrockish_journal AS j WHERE j.leader = leaders.leader),
     (SELECT max(tick) FROM bedrockish_journal AS j WHERE j.leader = leaders.leader)
-  FROM leaders WHERE leader IS NOT NULL ORDER BY leader"""  # a few seeks for each leader, not a walk over all entries
+  FROM leaders WHERE leader IS NOT NULL ORDER BY leader"""
 _SEQ = "SELECT min(seq) FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 _ORDER = "SELECT seq, leader, tick FROM bedrockish_journal WHERE seq >= ? ORDER BY seq LIMIT ?"
 # Two subqueries, because with one query for both SQLite would scan the whole table.

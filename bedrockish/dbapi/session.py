@@ -224,7 +224,12 @@ class Session:
         try:
             result = here.run_again(sql, values, only_brief=only_brief)
         except BaseException as error:
-            opened.link.fail(here, error)
+            opened.has_written = opened.has_written or kind_of(sql) != READ  # OR FAIL keeps rows
+            try:
+                opened.link.fail(here, error)
+            except ConstraintError:
+                self._forget_if_ended(opened)
+                raise
         if result is not None and result.rowcount >= 0:  # the statement writes
             opened.has_written = True
             self.changes += result.rowcount
@@ -518,8 +523,8 @@ class Session:
                             self._acquire(statements[0][0], SCHEMA)
                             return self.link.transact(statements, timeout=self.timeout_s, isolation=self.isolation)
                     raise
-                if isinstance(error, ConstraintError):  # a constraint with ON CONFLICT ROLLBACK ended the transaction
-                    self._forget()
+                if isinstance(error, ConstraintError):
+                    self._forget_if_ended(opened)
                     raise
                 is_last = tries == FIRST_TRIES - 1
                 if not fresh and not is_last and self._replay_after(error, pauses):
@@ -636,6 +641,11 @@ class Session:
         self._forget()
         if opened is not None:
             opened.link.rollback()
+
+    def _forget_if_ended(self, opened: SessionTransaction) -> None:
+        """Forget the transaction if a constraint with ON CONFLICT ROLLBACK has ended it."""
+        if not opened.link.is_open:
+            self._forget()
 
     def _forget(self, *, is_kept: bool = False) -> None:
         if self._open is not None and not is_kept:

@@ -465,3 +465,31 @@ def test_transaction_goes_on_after_a_text_with_a_lone_surrogate(node: LocalNode,
                     transaction.execute(sql, ("\ud800",))
             assert transaction.execute(f"SELECT * FROM {table}").rows == before
         assert db.execute(f"SELECT * FROM {table}").rows == before
+
+
+@pytest.mark.parametrize("values", ["(?, ?, ?)", "(?, ?, lower(?))", "(?, ?, ?) RETURNING id"])
+def test_known_statement_that_rolls_its_transaction_back_leaves_none(node: LocalNode, table: str, values: str) -> None:
+    insert = f"INSERT OR ROLLBACK INTO {table} VALUES {values}"
+    with closing(dbapi.connect(node.database)) as db:
+        db.execute(SCHEMA.format(table))
+        for number in range(3):
+            db.execute(insert, (number, f"x{number}", "b")).fetchall()
+        with pytest.raises(dbapi.IntegrityError, match="rolled back"):
+            db.execute(insert, (3, "x0", "b"))
+        assert not db.in_transaction
+        assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+
+
+def test_transaction_has_written_after_a_known_statement_that_failed(node: LocalNode, table: str) -> None:
+    insert = f"INSERT OR FAIL INTO {table} SELECT value, nullif(value, 3), 0 FROM json_each(?)"
+    with closing(dbapi.connect(node.database, autocommit=False)) as db:
+        db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a NOT NULL, b)")
+        db.commit()
+        db.execute(insert, ("[1]",))
+        db.commit()
+        db.execute(f"SELECT count(*) FROM {table}")
+        with pytest.raises(dbapi.IntegrityError):
+            db.execute(insert, ("[2, 3]",))
+        with pytest.raises(dbapi.OperationalError, match="within a transaction"):
+            db.execute("BEGIN")
+        assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (2,)

@@ -198,21 +198,27 @@ class LocalTransaction:
             BedrockishError: see ``run``.
         """
         notice_fork()
-        # Only ``run`` handles code of the program that a statement calls. A text with a recipe calls no function.
+        # Only ``run`` handles code of the program that a statement calls, and refuses the statements of that code. A
+        # text with a recipe calls no function.
         pool = self._pool
         if self.keeps_rows or pool.may_call_program or pool.attached.has_any or not self._is_consistent:
             return None
+        if self._statement.is_running:
+            return None
         with TURN:
             result = self._run_step(partial(self._run_known, sql, values, only_brief=only_brief))
-        running = self._running
-        if result is not None or only_brief or self._ended is not None or running.early is not None:
+        if result is not None or only_brief or not self._has_one(sql):
             return result
-        if not running.executor.texts.has_one(sql):
-            return None
         try:
             return self.run(Statement(sql, values or None))
         except (IdsNeededError, NodeNeededError):  # the statement has had no effect
             return None
+
+    def _has_one(self, sql: str) -> bool:
+        """Return whether a text is one known statement of the transaction, which is open in this process."""
+        with self.lock:  # otherwise another thread could end the transaction
+            running = self._running
+            return self._ended is None and running.early is None and running.executor.texts.has_one(sql)
 
     def run_brief(self, statement: Statement) -> Result | None:
         """Run a statement as ``run_again`` does if it takes some microseconds with any rows; else return None.

@@ -4,6 +4,7 @@ import sqlite3
 from collections import defaultdict
 from contextlib import closing, nullcontext
 from datetime import date
+from threading import Thread
 from typing import Any
 
 import apsw
@@ -11,13 +12,14 @@ import pytest
 
 import bedrockish
 from bedrockish import dbapi
-from bedrockish.engine.execution.overlay_transaction import SMALL_CHANGES
+from bedrockish.engine.execution.overlay_transaction import SMALL_CHANGES, OverlayTransaction
 from bedrockish.engine.execution.workspace import Writer
 from bedrockish.engine.statements import pragmas
-from bedrockish.errors import UsageError
+from bedrockish.errors import DeadlineError, UsageError
 from bedrockish.local.leased_ids import LEASE
 from bedrockish.local.reads import LocalReads
 from bedrockish.local.transaction import LocalTransaction
+from tests.local.conftest import here
 from tools.cluster import LocalNode
 
 SCHEMA = "CREATE TABLE {}(id INTEGER PRIMARY KEY, a TEXT UNIQUE, b)"
@@ -493,3 +495,55 @@ def test_transaction_has_written_after_a_known_statement_that_failed(node: Local
         with pytest.raises(dbapi.OperationalError, match="within a transaction"):
             db.execute("BEGIN")
         assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (2,)
+
+
+def test_called_function_runs_no_known_statement_of_the_transaction(node: LocalNode, table: str) -> None:
+    """Inside of a statement, another one would end the capture of the rows that the first one changes."""
+    insert, calling = f"INSERT INTO {table} VALUES (?, ?, 0)", f"INSERT INTO {table} VALUES (?, mine(?), 0)"
+    told: list[str] = []
+    with closing(dbapi.connect(node.database)) as db:
+
+        def mine(value: str) -> str:
+            for number in range(3):
+                with pytest.raises(dbapi.ProgrammingError, match="calling the program"):
+                    db.execute(insert, (100 + number, f"nested {number}"))
+                told.append(value)
+            return value
+
+        db.execute(SCHEMA.format(table))
+        db.commit()
+        db.create_function("mine", 1, mine)
+        for number in range(3):
+            db.execute(insert, (number, f"x{number}"))
+        for number in range(3):
+            db.execute(calling, (number + 10, f"y{number}"))
+        db.commit()
+        assert len(told) == 9
+        assert [key for (key,) in db.execute(f"SELECT id FROM {table}")] == [0, 1, 2, 10, 11, 12]
+
+
+def test_statement_raises_why_its_transaction_was_ended_between_two_of_its_steps(
+    node: LocalNode, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread ends old transactions."""
+    original, ended = vars(OverlayTransaction)["executor"].fget, list[bool]()
+
+    def executor(self: OverlayTransaction) -> Any:
+        late = Thread(target=opened.end_late, args=(DeadlineError("too late"),))
+        late.start()
+        late.join()
+        ended.append(True)
+        return original(self)
+
+    with bedrockish.connect(node.database) as db:
+        db.execute(SCHEMA.format(table))
+        with db.transaction() as transaction:
+            insert = f"INSERT INTO {table} VALUES (?, lower(?), 0)"
+            transaction.execute(insert, (1, "x"))
+            (opened,) = here(db)._open.values()
+            monkeypatch.setattr(OverlayTransaction, "executor", property(executor))
+            with pytest.raises(DeadlineError, match="too late"):
+                transaction.execute(insert, (2, "y"))
+            monkeypatch.undo()
+            assert ended
+            transaction.rollback()

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bedrockish.cli.options import console, node_option
+from bedrockish.cli.progress import write_over
 from bedrockish.cli.url import UrlCommand, url_of
 from bedrockish.client.blocking import connect
 from bedrockish.client.trio_client import open_client
@@ -88,8 +89,15 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
     if older_than is None and larger_than is None:
         raise UsageError("name the entries to remove: --older-than 30d, --larger-than 2GB, or both")
     asked = {"do": "prune", "older_than_s": older_than, "larger_than_mb": larger_than, "force": force}
+    found = trio.run(everywhere, url, asked, only)
+    for node, told in found.items():
+        while told.get("more") and told["removed"]:  # a node answers before the time of a request is over
+            write_over(f"{node}: {found[node]['removed']} entries removed")
+            told = trio.run(everywhere, url, asked, node)[node]
+            found[node] = {**told, "removed": found[node]["removed"] + told.get("removed", 0)}
+    write_over()
     _report(
-        trio.run(everywhere, url, asked, only),
+        found,
         ("removed", "left", "what is kept, and why"),
         lambda found: (found.get("removed"), found.get("entries"), "; ".join(found.get("kept", ()))),
     )

@@ -540,3 +540,18 @@ def test_package_runs_as_the_program() -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no command 'stauts'; did you mean 'status'?" in done.stderr
+
+
+def test_prune_repeats_its_order_until_each_node_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = {"A": [7, 5, 1], "B": [2]}
+
+    async def everywhere(_url: str, asked: Any, only: str | None = None) -> dict[str, dict[str, Any]]:
+        assert asked["do"] == "prune"
+        nodes = [only] if only else [*left]
+        return {
+            node: {"removed": left[node].pop(0), "entries": 9, "kept": [], "more": bool(left[node])} for node in nodes
+        }
+
+    monkeypatch.setattr("bedrockish.cli.upkeep.everywhere", everywhere)
+    done = run("journal", "prune", "bedrockish://h", "--older-than", "1d")
+    assert [line.split() for line in done.stdout.splitlines()[1:]] == [["A", "13", "9"], ["B", "2", "9"]]

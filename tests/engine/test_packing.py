@@ -296,3 +296,10 @@ def test_upkeep_never_uses_the_writer_while_a_thread_has_it(
     assert done > 5
     assert waits > 10
     assert not batch.is_in_thread
+
+
+def test_removal_ends_in_time_and_goes_on_with_the_next_call(old: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "PRUNING_S", 0.0)
+    keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
+    assert trio.run(keeper._remove, {"A": 2 * retention.SLICE + 5}) == retention.SLICE
+    assert [trio.run(keeper._remove, {"A": 2 * retention.SLICE + 5}) for _ in range(3)] == [retention.SLICE, 5, 0]

@@ -36,6 +36,7 @@ LOOK_S = 10.0  # seconds between two checks of the journal's length
 PACK_LOOK_S = 60.0  # seconds between two searches for entries that are old enough to be packed
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed
 PACKING_S = 60.0  # packing runs at most this long before the journal's length and the file's size are checked again
+PRUNING_S = 20.0  # the longest removal of entries by one call
 PACK_REST = 4.0  # the pause after each pack, as a multiple of the pack's duration
 SLICE, SLICE_BYTES = 200, 4 << 20  # entries removed at a time, and bytes of their bodies: some milliseconds
 FREE_MAX, FREE_KEPT = 0.25, 0.1  # a file with more than FREE_MAX of its pages free shrinks, until FREE_KEPT are free
@@ -237,6 +238,8 @@ class Upkeep:
     async def prune(self, older_than_s: float | None, larger_than_mb: float | None, *, force: bool) -> dict[str, Any]:
         """Remove entries that are too old, and the oldest entries while the journal is too large; return a report.
 
+        A call ends after ``PRUNING_S``, so that an operator gets its answer in time.
+
         Args:
             older_than_s: the limit of age in seconds, by the cluster's clock; None for no limit.
             larger_than_mb: the limit of the size of labels and transactions, in millions of bytes; None for no limit.
@@ -255,12 +258,15 @@ class Upkeep:
             bound = self.bound(clock, force=force)
             upto = journal.plan(bound.clock, bound.held) if bound.clock > 0 else {}
             removed = await self._remove(upto)
+            gone = journal.removed
+            more = any(gone.get(leader, 0) < tick for leader, tick in upto.items())
             await self._forget_commands()
         if removed:
             self._shortened.set()
-            places = " ".join(f"{leader}{tick}" for leader, tick in sorted(upto.items()))
+            places = " ".join(f"{leader}{min(tick, gone.get(leader, 0))}" for leader, tick in sorted(upto.items()))
             logger.info("removed %d entries of the journal, up to %s", removed, places)
-        return {"node": state.me, "removed": removed, "upto": upto, "kept": bound.why, "entries": journal.size.entries}
+        told = {"node": state.me, "removed": removed, "upto": upto, "kept": bound.why, "entries": journal.size.entries}
+        return {**told, "more": more}  # more: whether the order has to be repeated
 
     async def _reach_writer(self) -> None:
         """Wait until no thread has the writer; using the writer earlier would block the loop and all links."""
@@ -275,6 +281,7 @@ class Upkeep:
     async def _remove(self, upto: Mapping[str, int]) -> int:
         journal = self._engine.journal
         first = gone = journal.removed
+        ends = trio.current_time() + PRUNING_S
         while any(gone.get(leader, 0) < tick for leader, tick in upto.items()):
             journal.remove(upto, SLICE, SLICE_BYTES)
             before, gone = gone, journal.removed
@@ -282,6 +289,8 @@ class Upkeep:
                 break  # the removal has reached a pack that cannot be read
             self._post(Shortened(gone))
             await self._until_durable()
+            if trio.current_time() >= ends:
+                break
         return sum(gone.values()) - sum(first.values())
 
     async def _forget_commands(self) -> None:

@@ -194,6 +194,7 @@ _PARTS = re.compile(
     re.IGNORECASE | re.DOTALL | re.ASCII,
 )
 _ONE_LIST, _ONE_VALUE = re.compile(_LIST, re.IGNORECASE | re.ASCII), re.compile(_VALUE, re.IGNORECASE | re.ASCII)
+_EXTREME = re.compile(rf"\b(?:MIN|MAX){_S}*+\(", _FLAGS)
 _INSERTS = re.compile(rf"{_S}*+(?:INSERT|REPLACE)\b", re.IGNORECASE | re.ASCII)
 
 
@@ -202,12 +203,15 @@ def with_longer_lists(sql: str, count: int) -> LongerLists | None:
 
     Lists are those of ``IN (?, 'a', …)`` and the rows of ``INSERT … VALUES (?, ?), (?, ?), …``. A parameter stands for
     each of their values, and the last value or row is repeated: a list with repetitions has the same members, and the
-    constraints of a repeated row look up the same keys. With LIMIT, a repeated row could end the statement earlier.
+    constraints of a repeated row look up the same keys. With LIMIT, or for a minimum or maximum of all rows, SQLite may
+    end a loop early; where it ends is found only for the statement itself.
 
     Args:
         count: the number of the statement's parameters, none of which has a name or number.
     """
-    if sql.count(",") < LIST_MIN - 1 or "\0" in sql or "limit" in sql.lower():
+    if sql.count(",") < LIST_MIN - 1 or "\0" in sql:
+        return None
+    if "limit" in (lower := sql.lower()) or ("group" not in lower and _EXTREME.search(sql) is not None):
         return None
     parts: list[str] = []
     places: list[int] = []  # for each parameter of the longer statement, the index of its value

@@ -37,7 +37,7 @@ QUERIES = [
     "SELECT * FROM keyed WHERE day IN ({}) AND number IN ({})",
     "SELECT c.note FROM plain AS p JOIN children AS c ON c.parent = p.id WHERE p.name IN ({}) ORDER BY c.id",
     "SELECT note FROM children WHERE parent IN (SELECT id FROM plain WHERE number IN ({}))",
-    "SELECT max(id) FROM plain WHERE number IN ({})",
+    "SELECT number, max(id) FROM plain WHERE number IN ({}) GROUP BY number",
     "UPDATE plain SET note = ? WHERE id IN ({}) AND number < ?",
     "UPDATE children SET parent = ? WHERE note IN ({}) RETURNING id",
     "DELETE FROM plain WHERE id IN ({})",
@@ -146,6 +146,7 @@ def test_last_value_of_a_list_is_repeated(sql: str, letters: str, longer: str, v
     [
         "SELECT * FROM t WHERE a IN (1, 2, 3, 4)",
         "SELECT * FROM t WHERE a IN (1, 2, 3, 4, 5) LIMIT 3",
+        "SELECT a, (SELECT Min (b) FROM u) FROM t WHERE a IN (1, 2, 3, 4, 5)",
         "SELECT * FROM t WHERE a IN (1, 2, 3, 4, 5 + 1)",
         "SELECT * FROM t WHERE a IN (1, 2, 3, 4, 1e5)",
         "SELECT * FROM t WHERE a IN (1, 2, 3, 4, 9223372036854775808)",
@@ -177,6 +178,16 @@ def test_statement_that_needs_its_list_has_its_own_lengths(db: apsw.Connection, 
     with pytest.raises(apsw.SQLError):
         db.execute(f"EXPLAIN {with_longer_lists(sql, 0).sql}")  # type: ignore[union-attr]
     assert Analysis(db, lambda _: None).lengths(piece) == analyse(db, read_schema(db), sql, 0).lengths
+
+
+def test_maximum_in_a_list_reads_the_end_of_each_range(db: apsw.Connection) -> None:
+    reads = []
+    for count in (3, 5):
+        sql = f"SELECT max(number) FROM keyed WHERE day IN ({', '.join('?' * count)})"
+        plan = Analysis(db, lambda _: None).plan(UnchangedStatement(sql, [None] * count))
+        reads.append(sets(plan.resolve(("d0", "d1", "d7", "d7", "d7")[:count], connection_query(db)).keys()))
+    assert reads[0] == reads[1]
+    assert len(reads[0][1]) == 3
 
 
 def test_search_in_a_statement_with_a_long_list_is_bounded(node: TestNode) -> None:

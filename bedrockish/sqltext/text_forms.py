@@ -19,7 +19,8 @@ from bedrockish.sqltext.statement_ends import HIDING
 
 TEXT_MAX, FORM_MAX = 32_000, 4_000
 """The longest text of literals, and the longest text with parameters, in characters."""
-CACHED_MAX, CACHED_TEXT_MAX = 500, 1_000  # the forms of so many texts up to this length are cached
+CACHED_MAX, CACHED_TEXT_MAX = 500, 2_000  # the forms of so many texts up to this length are cached
+LONG_CACHED_MAX = 16  # the forms of so many longer texts are cached: one run of a text looks for its form repeatedly
 
 BLANKS = " \t\n\f\r"
 """The characters that SQLite takes for blanks; a regular expression's ``\\s`` also matches others."""
@@ -81,11 +82,13 @@ def with_parameters(sql: str) -> Form | None:
     With its form, SQLite cannot use a partial index whose condition compares with a literal of the text, nor an index
     on an expression that has one.
     """
-    return _cached_form(sql) if len(sql) <= CACHED_TEXT_MAX else _form(sql)
+    if len(sql) > TEXT_MAX:
+        return None
+    return _cached_form(sql) if len(sql) <= CACHED_TEXT_MAX else _cached_long_form(sql)
 
 
 def _form(sql: str) -> Form | None:
-    begins = _BEGINNING.match(sql) if len(sql) <= TEXT_MAX and _HAS_LITERAL.search(sql) else None
+    begins = _BEGINNING.match(sql) if _HAS_LITERAL.search(sql) else None
     if begins is None or "\0" in sql or not (sql.isascii() or _is_utf_8(sql)):
         return None
     inserts = begins[1][0] in "iIrR"
@@ -127,7 +130,7 @@ def _form(sql: str) -> Form | None:
     return (form, tuple(values)) if values and len(form) <= FORM_MAX else None
 
 
-_cached_form = lru_cache(CACHED_MAX)(_form)
+_cached_form, _cached_long_form = lru_cache(CACHED_MAX)(_form), lru_cache(LONG_CACHED_MAX)(_form)
 
 
 def _marked(part: str, values: list[Value]) -> str | None:

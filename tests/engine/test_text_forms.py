@@ -10,6 +10,7 @@ import pytest
 from bedrockish.api.requests import Request, Statement, decode_results
 from bedrockish.engine.execution.explain import explain
 from bedrockish.errors import ConstraintError, ForbiddenError, SqlError
+from bedrockish.sqltext import text_forms
 from bedrockish.sqltext.literals import literal
 from bedrockish.sqltext.text_forms import FORM_MAX, TEXT_MAX, with_parameters
 from bedrockish_journal.model.membership import READER, WRITER, UserSaid
@@ -118,6 +119,17 @@ def test_long_text_of_quotes_is_recognized_at_once() -> None:
     for text in ("'" * (TEXT_MAX - 30), "('" + "''" * 7000, "(" + "1," * 7000, "(a, " + "b," * 6000):
         assert with_parameters(f"INSERT INTO t VALUES {text}") is None
         assert with_parameters(f"INSERT INTO t{text}") is None
+
+
+def test_form_of_a_long_text_is_found_once(node: TestNode) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+    names = ", ".join(f"a AS name_{number}" for number in range(200))
+    before = text_forms._cached_long_form.cache_info().misses
+    for number in (1, 2, 2, 2):
+        node.run(f"SELECT {names} FROM t WHERE id = {number}")
+    assert text_forms._cached_long_form.cache_info().misses == before + 2
+    assert with_parameters(f"SELECT {names} FROM t WHERE a = '{'x' * TEXT_MAX}'") is None
+    assert text_forms._cached_long_form.cache_info().misses == before + 2
 
 
 def test_second_insert_of_a_form_is_not_compiled_again(node: TestNode) -> None:

@@ -18,7 +18,7 @@ from bedrockish.cli.words import labels
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.model.key_text import key_text
-from bedrockish_journal.spark.session import check_installed, check_java
+from bedrockish_journal.spark.session import check_java
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def audit(
         report = ReportPrinter(strict, as_json)
         _check_engine(engine, memory)
         if engine == SPARK:
-            check_installed("pyspark")
             check_java()
             report.line("starting Spark…")
         _audit(report, list(files), limit, engine, memory)
@@ -134,7 +133,7 @@ def _about(finding: dict[str, Any]) -> str:
 
 def _check_engine(engine: str, memory: str) -> None:
     """Check that the packages of an engine are installed, before anything is read."""
-    for name in ("pyarrow",) if engine == SPARK else ("duckdb", "pyarrow"):
+    for name in ("pyspark", "pyarrow") if engine == SPARK else ("duckdb", "pyarrow"):
         if importlib.util.find_spec(name) is None:
             extra = "spark" if engine == SPARK else "audit"
             raise JournalError(

@@ -113,17 +113,14 @@ def url_of(nodes: list[PlannedNode], client: Path | None, name: str) -> str:
     hosts = ",".join(str(one.address) for one in nodes)
     if client is None:
         return f"bedrockish://{hosts}"
-    files = "&".join(f"{key}={_in_url(client / file)}" for key, file in _client_files(name).items())
-    return f"bedrockish://{hosts}/?{files}"
+    files = {"ca": "ca.pem", "cert": f"{name}.pem", "key": f"{name}-key.pem"}
+    options = "&".join(f"{key}={_in_url(client / file)}" for key, file in files.items())
+    return f"bedrockish://{hosts}/?{options}"
 
 
 def _in_url(path: Path) -> str:
     """Return a path quoted for a URL, and for use between quotes of a shell; letters of all languages stay."""
     return re.sub(r"[^\w/.~-]", lambda found: quote(found[0], safe=""), str(path))
-
-
-def _client_files(name: str) -> dict[str, str]:
-    return {"ca": "ca.pem", "cert": f"{name}.pem", "key": f"{name}-key.pem"}
 
 
 @click.command()

@@ -96,7 +96,9 @@ def test_audit_that_cannot_run_ends_with_3(tmp_path: Path, monkeypatch: pytest.M
     assert "Spark needs Java 17" in ended.stderr
 
 
-@pytest.mark.parametrize(("engine", "missing"), [("duckdb", "duckdb"), ("duckdb", "pyarrow"), ("spark", "pyarrow")])
+@pytest.mark.parametrize(
+    ("engine", "missing"), [("duckdb", "duckdb"), ("duckdb", "pyarrow"), ("spark", "pyspark"), ("spark", "pyarrow")]
+)
 def test_missing_package_is_named_with_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, missing: str
 ) -> None:

@@ -1,6 +1,6 @@
 """A node's report about itself: plain data, for ``bedrockish status`` and for metrics."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ from bedrockish.config.config import Config
 from bedrockish.core.coordinator.request import readable
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
-from bedrockish.core.protocol.health import Alarm, Mode
+from bedrockish.core.protocol.health import Mode
 from bedrockish.core.state.conflict_records import conflict_counts, other_counts
 from bedrockish.core.state.state import State
 from bedrockish.engine.storage.scratch_files import room_on_disk
@@ -45,24 +45,7 @@ def describe_node(
     """
     state = core.state
     up, unreachable = (mesh.up, mesh.unreachable) if mesh is not None else (frozenset[str](), dict[str, str]())
-    nodes = {}
-    for name, member in state.roster.membership.members.items():
-        peer = state.roster.peers.get(name)
-        away = name in refused
-        nodes[name] = {
-            "address": member.address,
-            "role": "voter" if member.voter else "learner",
-            "store": state.store if peer is None else member.store,
-            "up": name == state.me or (name in up and not away),
-            "mode": _mode(state, name, refused.get(name, ""), is_up=name in up and not away, now=now),
-            "unreachable": unreachable.get(name),
-            "trouble": refused.get(name) or clock_trouble(state, name) or mode_trouble(state, name),
-            "applied": dict(state.timelines.applied if peer is None else peer.applied),
-            "level": LEVEL if peer is None else peer.level or None,
-            "wall_offset_ms": _wall_offset_ms(state, name),
-            "report_lag_ms": _report_lag_ms(state, name, now),
-            "silent_ms": 0 if peer is None else round(1000 * (now.seconds - peer.heard)),
-        }
+    nodes = {name: _member(state, name, up, unreachable, refused, now) for name in state.roster.membership.members}
     return {
         "node": state.me,
         "memory": engine.memory.describe(),
@@ -77,7 +60,10 @@ def describe_node(
         "database": config.database,
         "uptime_ms": round(now.wall_ms - 1000 * started),
         "mode": state.health.mode.label,
-        "alarms": {name: describe_alarm(alarm) for name, alarm in state.health.alarms.items()},
+        "alarms": {
+            name: {"mode": alarm.mode.label, "reason": alarm.reason, **alarm.details}
+            for name, alarm in state.health.alarms.items()
+        },
         "blocked": [str(txid) for txid in sorted(state.blocked)],
         "journal_damaged": dict(engine.damaged),
         "trouble": state.trouble or None,
@@ -94,16 +80,34 @@ def describe_node(
         "requests": len(core.coordinator.replies.in_flight),
         "in_doubt": in_doubt(core, now),
         "recoveries": dict(core.recovery.counts),
-        **_wal(engine, config.database),
+        "wal_frames": engine.wal.frames,
+        "wal_held": describe_held_wal(config.database, engine.wal.held_frames),
         "kept": _kept(core),
         "counts": {**counts, **other_counts(state.counts)},
         "conflicts": _conflicts(state),
     }
 
 
-def _wal(engine: "Engine", database: str) -> dict[str, Any]:
-    """Return the length of the write-ahead log, and its readers if they keep it long."""
-    return {"wal_frames": engine.wal.frames, "wal_held": describe_held_wal(database, engine.wal.held_frames)}
+def _member(
+    state: State, name: str, up: Collection[str], unreachable: Mapping[str, str], refused: Mapping[str, str], now: Now
+) -> dict[str, Any]:
+    """Return a member as this node knows it."""
+    member, peer = state.roster.membership.members[name], state.roster.peers.get(name)
+    is_up = name in up and name not in refused
+    return {
+        "address": member.address,
+        "role": "voter" if member.voter else "learner",
+        "store": state.store if peer is None else member.store,
+        "up": name == state.me or is_up,
+        "mode": _mode(state, name, refused.get(name, ""), is_up=is_up, now=now),
+        "unreachable": unreachable.get(name),
+        "trouble": refused.get(name) or clock_trouble(state, name) or mode_trouble(state, name),
+        "applied": dict(state.timelines.applied if peer is None else peer.applied),
+        "level": LEVEL if peer is None else peer.level or None,
+        "wall_offset_ms": _wall_offset_ms(state, name),
+        "report_lag_ms": _report_lag_ms(state, name, now),
+        "silent_ms": 0 if peer is None else round(1000 * (now.seconds - peer.heard)),
+    }
 
 
 def _kept(core: Node) -> dict[str, int]:
@@ -172,11 +176,6 @@ def mode_trouble(state: State, name: str) -> str | None:
     if peer is None or peer.mode is Mode.SERVING:
         return None
     return f"it is {peer.mode.label}; its own status says why: bedrockish status with the URL of {name} alone"
-
-
-def describe_alarm(alarm: Alarm) -> dict[str, Any]:
-    """Return an alarm as plain values."""
-    return {"mode": alarm.mode.label, "reason": alarm.reason, **alarm.details}
 
 
 def in_doubt(core: Node, now: Now) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.state.conflict_records import conflict_counts, other_counts
+from bedrockish.core.state.roster import Peer
 from bedrockish.core.state.state import State
 from bedrockish.engine.storage.scratch_files import room_on_disk
 from bedrockish.node.admin.troubles import SILENT_MS_MAX
@@ -93,20 +94,25 @@ def _member(
 ) -> dict[str, Any]:
     """Return a member as this node knows it."""
     member, peer = state.roster.membership.members[name], state.roster.peers.get(name)
+    found: dict[str, Any] = {"address": member.address, "role": "voter" if member.voter else "learner"}
+    if peer is None:  # this node
+        found |= {"store": state.store, "up": True, "mode": state.health.mode.label, "unreachable": None}
+        found |= {"trouble": None, "applied": dict(state.timelines.applied), "level": LEVEL}
+        return found | {"wall_offset_ms": 0, "report_lag_ms": None, "silent_ms": 0}
+    why, silent_ms = refused.get(name, ""), round(1000 * (now.seconds - peer.heard))
     is_up = name in up and name not in refused
-    return {
-        "address": member.address,
-        "role": "voter" if member.voter else "learner",
-        "store": state.store if peer is None else member.store,
-        "up": name == state.me or is_up,
-        "mode": _mode(state, name, refused.get(name, ""), is_up=is_up, now=now),
+    mode = peer.mode.label if is_up and silent_ms < SILENT_MS_MAX else AWAY  # a silent member's report may be outdated
+    return found | {
+        "store": member.store,
+        "up": is_up,
+        "mode": WAITING if why.startswith(IT_WAITS) else mode,
         "unreachable": unreachable.get(name),
-        "trouble": refused.get(name) or clock_trouble(state, name) or mode_trouble(state, name),
-        "applied": dict(state.timelines.applied if peer is None else peer.applied),
-        "level": LEVEL if peer is None else peer.level or None,
-        "wall_offset_ms": _wall_offset_ms(state, name),
-        "report_lag_ms": _report_lag_ms(state, name, now),
-        "silent_ms": 0 if peer is None else round(1000 * (now.seconds - peer.heard)),
+        "trouble": why or _clock_trouble(state, peer) or _mode_trouble(name, peer),
+        "applied": dict(peer.applied),
+        "level": peer.level or None,
+        "wall_offset_ms": _wall_offset_ms(state, peer),
+        "report_lag_ms": _report_lag_ms(state, peer, now) if member.voter else None,
+        "silent_ms": silent_ms,
     }
 
 
@@ -121,48 +127,33 @@ def _kept(core: Node) -> dict[str, int]:
     }
 
 
-def _mode(state: State, name: str, refused: str, *, is_up: bool, now: Now) -> str:
-    """Return a member's mode; ``AWAY`` if the member is silent, because its last report may be outdated."""
-    if refused.startswith(IT_WAITS):
-        return WAITING
-    peer = state.roster.peers.get(name)
-    if peer is None:
-        return state.health.mode.label
-    return peer.mode.label if is_up and 1000 * (now.seconds - peer.heard) < SILENT_MS_MAX else AWAY
-
-
 def _conflicts(state: State) -> list[dict[str, Any]]:
     """Return the counts of this node's conflicts, by table or index, and by ``key``, ``range`` or ``whole``."""
     met = islice(conflict_counts(state.counts), CONFLICTS_MAX)
     return [{"object": readable(one.object), "exact": one.exact, "times": one.times} for one in met]
 
 
-def _wall_offset_ms(state: State, name: str) -> int | None:
+def _wall_offset_ms(state: State, peer: Peer) -> int | None:
     """Return the milliseconds by which a peer's wall clock is ahead of ours; None if not reported."""
-    peer = state.roster.peers.get(name)
-    if peer is None or peer.wall_ahead_ms is None:
-        return None if name != state.me else 0
+    if peer.wall_ahead_ms is None:
+        return None
     return round(peer.wall_ahead_ms + state.clock.now.seconds * 1000 - state.clock.wall_ms)
 
 
-def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
+def _report_lag_ms(state: State, peer: Peer, now: Now) -> int | None:
     """Return how late a voter's closed time arrives here, in ms beyond the closing lag; None if it closes nothing.
 
     A voter sends its closed time only when everything before it is durable there, so a slow disk, processor or link
     shows here.
     """
-    peer = state.roster.peers.get(name)
-    if peer is None or not state.roster.membership.members[name].voter:
-        return None
     closed = max(peer.closed, peer.report[1] if peer.report is not None else 0)
     age_ms = state.clock.age_ms(closed, now)
     return None if age_ms is None else max(0, age_ms - state.settings.closing_lag_ms)
 
 
-def clock_trouble(state: State, name: str) -> str | None:
+def _clock_trouble(state: State, peer: Peer) -> str | None:
     """Return the trouble of a peer whose clock is further ahead than this node follows; None for another peer."""
-    peer = state.roster.peers.get(name)
-    if peer is None or not peer.ahead_ms:
+    if not peer.ahead_ms:
         return None
     return (
         f"its clock is {peer.ahead_ms} ms ahead of most voters' clocks, which is more than clock_offset_ms "
@@ -170,10 +161,9 @@ def clock_trouble(state: State, name: str) -> str | None:
     )
 
 
-def mode_trouble(state: State, name: str) -> str | None:
+def _mode_trouble(name: str, peer: Peer) -> str | None:
     """Return the trouble of a peer that reports another mode than serving; None for other peers."""
-    peer = state.roster.peers.get(name)
-    if peer is None or peer.mode is Mode.SERVING:
+    if peer.mode is Mode.SERVING:
         return None
     return f"it is {peer.mode.label}; its own status says why: bedrockish status with the URL of {name} alone"
 

@@ -340,7 +340,7 @@ class LocalTransaction:
         return self._run_step(partial(self._columns, statement))
 
     def _columns(self, statement: Statement) -> list[dict[str, Any]]:
-        with self.lock:
+        with self.lock, self._statement:
             self._check_open()
             self._is_consistent = False
             return self._running.columns(statement)

@@ -522,6 +522,26 @@ def test_called_function_runs_no_known_statement_of_the_transaction(node: LocalN
         assert [key for (key,) in db.execute(f"SELECT id FROM {table}")] == [0, 1, 2, 10, 11, 12]
 
 
+def test_called_function_asks_for_no_types_in_the_transaction(node: LocalNode, table: str) -> None:
+    """With TEMP objects, the transaction itself returns the types of a statement's columns."""
+    update, select = f"UPDATE {table} SET b = mine(b)", f"SELECT a FROM {table}"
+    with closing(dbapi.connect(node.database, detect_types=sqlite3.PARSE_DECLTYPES)) as db:
+
+        def mine(value: int) -> int:
+            with pytest.raises(dbapi.ProgrammingError, match="calling the program"):
+                db.execute(select)
+            return value + 1
+
+        db.execute(SCHEMA.format(table))
+        db.commit()
+        db.create_function("mine", 1, mine)
+        db.execute("CREATE TEMP TABLE own(x)")
+        db.execute(f"INSERT INTO {table} VALUES (1, 'x', 1)")
+        for _ in range(2):
+            db.execute(update)
+        assert db.execute(f"SELECT b FROM {table}").fetchall() == [(3,)]
+
+
 def test_statement_raises_why_its_transaction_was_ended_between_two_of_its_steps(
     node: LocalNode, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

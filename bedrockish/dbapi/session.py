@@ -216,6 +216,8 @@ class Session:
         opened = self._open
         if not is_plain(sql) or (self.lock is not None and not self.lock.is_held):
             return None
+        if kind_of(sql) == PRAGMA:  # it may set the session's settings, also if another session has run the text
+            return None
         if opened is None:  # another thread may have ended the transaction since the caller saw it
             return None if self.reads_alone else self._begin_again(sql, values, only_brief=only_brief)
         here = opened.here

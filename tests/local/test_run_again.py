@@ -542,6 +542,22 @@ def test_called_function_asks_for_no_types_in_the_transaction(node: LocalNode, t
         assert db.execute(f"SELECT b FROM {table}").fetchall() == [(3,)]
 
 
+def test_pragma_that_another_session_has_run_sets_the_lock_of_this_one(node: LocalNode, table: str) -> None:
+    """Sessions of one process use the same known texts, one after the other."""
+    told = []
+    for has_lock in (False, True):
+        with closing(dbapi.connect(node.database, write_lock=has_lock)) as db:
+            if not has_lock:
+                db.execute(SCHEMA.format(table))
+                db.commit()
+            db.execute(f"INSERT INTO {table} VALUES (1, 'x', 1)")
+            for _ in range(2):
+                told.append(db.execute("PRAGMA busy_timeout = 7").fetchall())
+            told.append(db.execute("PRAGMA busy_timeout").fetchall())
+            db.rollback()
+    assert told == [[(0,)]] * 3 + [[(7,)]] * 3
+
+
 def test_statement_raises_why_its_transaction_was_ended_between_two_of_its_steps(
     node: LocalNode, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,6 +213,12 @@ class Connection:
         return bool(self._client._core.temporary.name)
 
     @property
+    def has_own(self) -> bool:
+        """Return whether this session has functions, collations or attached files, which no node has."""
+        steps = self._client.local_steps
+        return steps is not None and steps.transactions.pool.has_own
+
+    @property
     def file(self) -> "LocalReads | None":
         """The node's file that this connection reads in this process; None for a connection without a file."""
         return self._client.local

@@ -312,9 +312,10 @@ class Session:
         Raises:
             BedrockishError: see ``Client.columns``.
         """
-        if self._open is not None and self.has_own_schema:
-            return self._open.link.columns(sql, timeout=self.timeout_s)
-        if self.link.has_temporary:
+        has_own, link = self.link.has_own, None if self._open is None else self._open.link
+        if link is not None and (self.has_own_schema or (has_own and link.here is not None)):
+            return link.columns(sql, timeout=self.timeout_s)
+        if self.link.has_temporary or has_own:
             opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
             try:
                 opened.run([BEGIN_ONLY], timeout=self.timeout_s)

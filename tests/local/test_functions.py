@@ -2,9 +2,12 @@
 
 import gc
 import itertools
+import sqlite3
 import weakref
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import apsw
@@ -338,3 +341,31 @@ def test_replaced_function_or_handler_is_not_kept(db: Any, table: str) -> None:
     db.commit()
     gc.collect()
     assert sum(one() is not None for one in kept) == 2
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_declared_types_of_a_statement_with_an_own_function_or_file(
+    node: LocalNode, table: str, tmp_path: Path, begins: bool
+) -> None:
+    other = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(other)) as plain:
+        plain.execute("CREATE TABLE days(day DATE)")
+        plain.execute("INSERT INTO days VALUES ('2026-01-02')")
+        plain.commit()
+    with closing(dbapi.connect(node.database, detect_types=dbapi.PARSE_DECLTYPES, isolation_level=None)) as db:
+        db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, day DATE)")
+        db.execute(f"INSERT INTO {table} VALUES (1, '2026-01-01')")
+        if begins:
+            db.execute("BEGIN")
+        db.create_function("mine", 1, lambda value: value)
+        first = [(date(2026, 1, 1), 1)]
+        assert db.execute(f"SELECT day, mine(id) FROM {table}").fetchall() == first
+        if begins:
+            returning = f"UPDATE {table} SET id = mine(id) RETURNING day, id"
+            assert db.execute(returning).fetchall() == first
+            assert db.execute(returning).fetchall() == first
+            db.execute("COMMIT")
+        db.execute("ATTACH ? AS other", (str(other),))
+        if begins:
+            db.execute("BEGIN")
+        assert db.execute("SELECT day FROM other.days").fetchall() == [(date(2026, 1, 2),)]

@@ -3,6 +3,7 @@
 import math
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bedrockish_journal.arrow import read_journal
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, encode_changes
 from bedrockish_journal.model.errors import (
     EntryMalformedError,
@@ -22,6 +24,7 @@ from bedrockish_journal.model.errors import (
     NoJournalError,
     NotDatabaseError,
 )
+from bedrockish_journal.spark.source.columns import BATCH_BYTES
 from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
 from bedrockish_journal.spark.source.json_rows import parse_row, row_text
 from bedrockish_journal.spark.source.options import ReadOptions
@@ -282,3 +285,12 @@ def test_batches_have_the_types_that_spark_expects(files: list[Path]) -> None:
         batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
         assert all(expected.equals(batch.schema) for batch in batches), name
         assert batches or name == "pruned"
+
+
+def test_batches_of_long_entries_have_a_limited_size(tmp_path: Path) -> None:
+    path = honest(30).write(tmp_path)[0]
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("UPDATE bedrockish_journal SET body = zeroblob(?) WHERE tick <= 3", (BATCH_BYTES,))
+    sizes = [[len(body) for body in batch["body"].to_pylist()] for batch in read_journal(path, columns="body")]
+    assert sum(some.count(BATCH_BYTES) for some in sizes) > 3
+    assert max(some.count(BATCH_BYTES) for some in sizes) == 1

@@ -13,7 +13,7 @@ from bedrockish_journal.model.entry import Entry, decode_label, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Txid
 from bedrockish_journal.spark.source.change_rows import CHANGES, ChangeRows
-from bedrockish_journal.spark.source.columns import BATCH_ROWS, Builder, Types, batch
+from bedrockish_journal.spark.source.columns import BATCH_BYTES, BATCH_ROWS, Builder, Types, batch
 from bedrockish_journal.spark.source.context import ACCESS_SET, HEAD, Context, head
 from bedrockish_journal.spark.source.founding import decode_members
 from bedrockish_journal.storage.row import JournalRow
@@ -58,6 +58,7 @@ class MadeRows:
     def __init__(self, all_columns: Types, make: Maker, context: Context, types: Types) -> None:
         self._make, self._context, self._all, self._types = make, context, all_columns, dict(types)
         self._rows: list[tuple[Any, ...]] = []
+        self._bytes = 0
 
     @property
     def count(self) -> int:
@@ -67,15 +68,16 @@ class MadeRows:
     @property
     def is_full(self) -> bool:
         """Return whether the batch is large enough for ``take``."""
-        return len(self._rows) >= BATCH_ROWS
+        return len(self._rows) >= BATCH_ROWS or self._bytes >= BATCH_BYTES
 
     def add(self, row: JournalRow) -> None:
         """Add the rows of an entry; see ``Builder.add``."""
         self._rows += self._make(self._context, row)
+        self._bytes += len(row.body) if type(row.body) is bytes else 0
 
     def take(self) -> pa.RecordBatch:
         """Return the rows, and start an empty batch."""
-        rows, self._rows = self._rows, []
+        rows, self._rows, self._bytes = self._rows, [], 0
         return batch(self._all, self._types, rows)
 
 

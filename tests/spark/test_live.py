@@ -11,7 +11,7 @@ import pytest
 import trio
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from bedrockish import open_client
+from bedrockish import connect, open_client
 from bedrockish.api.url import parse_url
 from bedrockish.common.password_hash import hash_password
 from bedrockish.errors import AuthenticationError, ConfigError
@@ -154,6 +154,14 @@ def typed_rows_are_read_by_another_thread(url: str, database: Path) -> None:
     assert read_journal(url, rows="odd").read_all().equals(read_journal(database, rows="odd").read_all())
 
 
+def no_stream_is_open_while_entries_are_used(url: str) -> None:
+    """A node ends a stream that is not read for a minute, and a consumer of entries may need longer."""
+    with connect(url) as node, open_feed(url) as feed:
+        spans = [(leader, *span) for leader, span in bounds(feed.ask).items()]
+        for _ in feed.scan(spans, WantedEntries()):
+            assert node.status()["open_streams"] == 0
+
+
 def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalCluster) -> None:
     out = str(tmp_path / "out")
     trio.run(found, cluster)
@@ -170,6 +178,7 @@ def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalC
     some = {"leader": "A", "columns": "tick,clock", "partition_rows": "7"}
     assert read(urls[0], **some) == read(databases[0], **some)
     stream_from_a_node(urls[1])
+    no_stream_is_open_while_entries_are_used(urls[1])
     read_with_options(cluster)
     typed_rows_are_read_by_another_thread(urls[2], databases[2])
     odd_values_survive(urls[2])

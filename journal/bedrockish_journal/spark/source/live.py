@@ -1,8 +1,9 @@
-"""The journal of a running node, read over the network through the ordinary client, in pages of a thousand entries.
+"""The journal of a running node, read over the network through the ordinary client, in pages of limited size.
 
 Reads are stale reads, which never wait, and a page is read as streams, whose values have any length: the reader loads a
-node like any client. After each page the reader sleeps for as long as the node has taken, so that it uses at most half
-of a node's time.
+node like any client. A page is read to its end before its entries are used, because a node ends a stream that stays
+unread. After each page the reader sleeps for as long as the node has taken, so that it uses at most half of a node's
+time.
 """
 
 import time
@@ -23,7 +24,7 @@ from bedrockish_journal.spark.source.plans import HELD, PRIMARY_KEY, Span, Wante
 from bedrockish_journal.storage.file_claims import Ask
 from bedrockish_journal.storage.row import JournalRow
 
-PAGE_ENTRIES = 1_000
+PAGE_ENTRIES, PAGE_BYTES = 1_000, 4 << 20
 SLEEP_MAX_S = 1.0
 _NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
 _COUNT = "SELECT count(*) FROM bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ?"
@@ -95,21 +96,25 @@ class NodeFeed:
         query, values = replace(wanted, blobs=False).query
         params = (*span, *values)
         heads = [JournalRow._make(row) for row in self._rows(f"{query} LIMIT {PAGE_ENTRIES}", params)]
-        last = heads[-1].tick if len(heads) == PAGE_ENTRIES else high
+        last, size, page = heads[-1].tick if len(heads) == PAGE_ENTRIES else high, 0, heads
         if wanted.blobs:
             query, _ = wanted.select("tick, label, body")
+            page = []
             with closing(self._rows(f"{query} LIMIT {PAGE_ENTRIES}", params)) as blobs:
                 for head, (tick, label, body) in zip(heads, blobs, strict=False):
                     if tick != head.tick:
                         break  # entries were removed in between, which ``check_held`` reports below
-                    yield head._replace(label=label, body=body)
-        else:
-            yield from heads
+                    page.append(head._replace(label=label, body=body))
+                    size += len(body) if type(body) is bytes else 0
+                    if size >= PAGE_BYTES:
+                        last = tick
+                        break
         time.sleep(min(self._taken_s, SLEEP_MAX_S))
         held, ((count,),) = self._ask_all((HELD, (leader,)), (_COUNT, (leader, low, last)))
         check_held(f"node {self._node}", span, held)
         if wanted.whole and count != last - low + 1:
             raise JournalError(f"node {self._node} holds {count} entries from {leader}{low} to {leader}{last}")
+        yield from page
         return last + 1
 
 

@@ -15,6 +15,7 @@ from bedrockish.api.wire import (
     COMMIT,
     EXPLAIN,
     PING,
+    SETTLE,
     STATEMENTS,
     Answered,
     Ask,
@@ -170,6 +171,15 @@ def test_connect_timeout_without_reachable_node_names_the_reason() -> None:
     late = w.call()
     w.wait(3.9)
     assert late not in w.finished, "each call has the whole time"
+
+
+def test_call_behind_one_that_settles_is_given_up_in_time() -> None:
+    w = wire("bedrockish://h:1/?connect_timeout=2")
+    w.do(w.core.call(Step(0, Request("c0", ()), SETTLE), 60.0, w.now)[1])
+    number = w.call(timeout_s=60.0)
+    assert w.core.deadline() == 2.0
+    w.wait()
+    assert isinstance(w.finished[number], UnavailableError)
 
 
 def test_protocol_mismatch_is_reported_as_protocol_mismatch() -> None:

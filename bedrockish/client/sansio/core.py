@@ -142,8 +142,8 @@ class ClientCore:
         self._links: dict[int, _Link] = {}
         self._current: int | None = None
         self._calls: dict[int, _Call] = {}
-        # The calls that wait to be sent: those that any link can take, in the order in which they were made; and those
-        # that wait to be sent again, or that need a certain link.
+        # The calls that wait to be sent: those that any link can take and that no node has got, in the order in which
+        # they were made; and those that wait to be sent again, settle a lost attempt, or need a certain link.
         self._fresh: dict[int, None] = {}
         self._again: set[int] = set()
         self._due = math.inf  # the earliest deadline of a call; it may have ended since
@@ -184,7 +184,7 @@ class ClientCore:
 
     def _add(self, number: int, call: _Call) -> None:
         self._calls[number] = call
-        if call.name is None:
+        if call.name is None and not call.lost_attempts:
             self._fresh[number] = None
         else:
             self._again.add(number)

@@ -106,6 +106,7 @@ class SessionTransaction:
     here: "LocalTransaction | None" = None  # the transaction, if known statements may run in this process
     values: SessionValues = field(default_factory=SessionValues)  # the session's values at its beginning, for a replay
     log: list[tuple[list[Statement], Told]] = field(default_factory=list)  # its statements and results, for a replay
+    is_given_up: bool = False  # whether the program has got the error by which it was lost: it is not repeated then
 
     def repeated_on(self, link: BlockingTransaction) -> "SessionTransaction":
         """Return the state of a transaction that repeats this one's statements."""
@@ -510,7 +511,9 @@ class Session:
 
     def _inside(self, statements: list[Statement]) -> list[Rows]:
         fresh, until, pauses = self._open is None, monotonic() + self.timeout_s, Pauses(self.timeout_s)
-        for tries in range(FIRST_TRIES):
+        tries = 0
+        while True:
+            tries += 1
             opened = self._open or self._begin(is_implicit=True)
             try:
                 return self._run_opened(opened, statements)
@@ -529,13 +532,13 @@ class Session:
                 if isinstance(error, ConstraintError):
                     self._forget_if_ended(opened)
                     raise
-                is_last = tries == FIRST_TRIES - 1
-                if not fresh and not is_last and self._replay_after(error, pauses):
+                if not fresh and self._replay_after(error, pauses):
                     continue
-                if not fresh or not _is_repeatable(error) or is_last or monotonic() >= until:
+                if not fresh or not _is_repeatable(error) or monotonic() >= until:
+                    raise
+                if tries >= FIRST_TRIES and not (self.replay and pauses.wait()):
                     raise
                 self.rollback()  # the program has seen no result of the transaction, so it can be repeated
-        raise AssertionError("the last try returns or raises")
 
     def _run_opened(self, opened: SessionTransaction, statements: list[Statement]) -> list[Rows]:
         stays_here = opened.here is not None
@@ -564,28 +567,34 @@ class Session:
         """Repeat the statements of a lost transaction; return whether each had the same result as before.
 
         The new transaction then replaces the lost one. The transaction stays lost if a result differs, such as the
-        rowid of a new row, or if the transaction has too many statements.
+        rowid of a new row, if the transaction has too many statements, or if the program has interrupted the call.
         """
         lost = self._open
         assert lost is not None
         statements = sum(len(texts) for texts, _ in lost.log)
-        if not error.retry or not self.replay or statements > REPLAYED_MAX:
+        is_interrupted = error.details.get("interrupted")
+        if lost.is_given_up or not error.retry or is_interrupted or not self.replay or statements > REPLAYED_MAX:
+            lost.is_given_up = True
             return False
         link = lost.link
         while pauses.wait():
             link.rollback()
             link = self._begin_link()
-            self._open = lost.repeated_on(link)
+            self._open = lost = lost.repeated_on(link)
             self.link.values.restore(lost.values)
             try:
                 if all(self._repeats(link, texts, told) for texts, told in lost.log):
                     return True
             except BedrockishError as again:
+                if again.details.get("interrupted"):
+                    lost.is_given_up = True
+                    raise
                 if again.retry:
                     continue
             link.rollback()
             link.lose(error)  # the program gets the conflict at its next call, too, and knows that it may try again
-            return False
+            break
+        lost.is_given_up = True
         return False
 
     def _repeats(self, opened: BlockingTransaction, statements: list[Statement], told: Told) -> bool:

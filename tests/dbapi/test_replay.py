@@ -1,12 +1,13 @@
 """Replays: a connection with ``replay=True`` runs a lost transaction again, and goes on if it is answered as before."""
 
 from contextlib import closing
+from threading import Timer
 
 import pytest
 
 import bedrockish.dbapi as db
 from bedrockish.client.blocking_transaction import BlockingTransaction
-from bedrockish.dbapi.session import SessionTransaction
+from bedrockish.dbapi.session import FIRST_TRIES, SessionTransaction
 from bedrockish.errors import ConflictError
 
 pytestmark = pytest.mark.cluster
@@ -109,6 +110,7 @@ def test_statement_that_conflicts_after_each_replay_raises_the_conflict(
         one.execute("BEGIN")
         one.execute("SELECT 1")
         monkeypatch.setattr(session, "_run_opened", lose)
+        monkeypatch.setattr(session, "timeout_s", 0.2)
         with pytest.raises(db.OperationalError, match="another one") as caught:
             one.execute("SELECT 2")
         assert caught.value.retry
@@ -136,16 +138,72 @@ def test_replay_keeps_the_rows_of_a_transaction_that_was_repaired_after_its_comm
         assert other.execute("SELECT n FROM counted").fetchone() == (2,)
 
 
+def lost(opened: BlockingTransaction, *_: object, **__: object) -> object:
+    """Lose the transaction, in place of its ``commit`` or ``run``."""
+    error = ConflictError("another one has changed the row")
+    opened.rollback()
+    opened.lose(error)
+    raise error
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_transaction_whose_statement_was_given_up_is_not_committed_without_it(
+    url: str, table: str, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    with closing(db.connect(url, isolation_level=None, replay=True)) as one:
+        one.execute("BEGIN")
+        if not first:
+            one.execute(f"INSERT INTO {table}(id) VALUES (1)")
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockingTransaction, "run", lost)
+            patch.setattr(one._session, "timeout_s", 0.1)
+            with pytest.raises(db.OperationalError, match="another one"):
+                one.execute(f"INSERT INTO {table}(id) VALUES (2)")
+        assert one.in_transaction
+        for text in (f"INSERT INTO {table}(id) VALUES (3)", "COMMIT"):
+            with pytest.raises(db.OperationalError, match="another one"):
+                one.execute(text)
+        assert one.execute(f"SELECT id FROM {table}").fetchall() == []
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_interrupted_statement_is_not_replayed(url: str, table: str, first: bool) -> None:
+    numbers = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 40000000) SELECT max(x) FROM n"
+    with closing(db.connect(url, isolation_level=None, replay=True)) as one:
+        one.execute("BEGIN")
+        if not first:
+            one.execute(f"INSERT INTO {table}(id) VALUES (1)")
+        timer = Timer(0.3, one.interrupt)
+        timer.start()
+        with pytest.raises(db.OperationalError, match="interrupted"):
+            one.execute(numbers).fetchall()
+        timer.join()
+
+
+def test_first_statement_is_tried_until_its_time_is_over(url: str, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(db.connect(url, replay=True)) as one:
+        true, losses = BlockingTransaction.run, iter(range(FIRST_TRIES + 2))
+
+        def lose(opened: BlockingTransaction, *given: object, **named: object) -> object:
+            again = next(losses, None) is None
+            return true(opened, *given, **named) if again else lost(opened)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(BlockingTransaction, "run", lose)
+        one.execute(f"INSERT INTO {table}(id) VALUES (1)")
+        one.commit()
+        assert one.execute(f"SELECT id FROM {table}").fetchall() == [(1,)]
+
+
 @pytest.mark.parametrize("method", ["commit", "run"])
 def test_replay_goes_on_until_the_transaction_is_committed(
     url: str, table: str, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """The statement that is lost three times is a COMMIT, or the first one after BEGIN, of which nothing was seen."""
+    """The statement that is lost seven times is a COMMIT, or the first one after BEGIN, of which nothing was seen."""
     with closing(db.connect(url, isolation_level=None, replay=True)) as one:
         one.execute("BEGIN")
         if method == "commit":
             one.execute(f"INSERT INTO {table}(id) VALUES (1)")
-        true, losses = getattr(BlockingTransaction, method), iter(range(3))
+        true, losses = getattr(BlockingTransaction, method), iter(range(FIRST_TRIES + 2))
 
         def lose(opened: BlockingTransaction, *given: object, **named: object) -> object:
             if next(losses, None) is None:

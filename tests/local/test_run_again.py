@@ -376,6 +376,26 @@ def test_rows_of_known_statements_get_leased_ids_which_a_rollback_returns(
         assert db.execute(f"SELECT id FROM {table} WHERE a = 'kept'").fetchone() == (given[0][0],)
 
 
+def test_known_insert_of_selected_rows_runs_no_more_often_for_its_ids(node: LocalNode, table: str) -> None:
+    insert = f"INSERT INTO {table}(b) SELECT mine(value) FROM json_each(?)"
+    calls: list[int] = []
+    with closing(dbapi.connect(node.database)) as db:
+
+        def mine(value: int) -> int:
+            calls[-1] += 1
+            return value
+
+        db.execute(SCHEMA.format(table))
+        db.commit()
+        db.create_function("mine", 1, mine)
+        for _ in range(3):
+            calls.append(0)
+            db.execute(insert, (str([1] * 20 * LEASE),))
+        assert calls[1] <= calls[0]
+        assert calls[2] <= calls[0]
+        db.rollback()
+
+
 def test_known_statement_that_needs_the_node_moves_its_transaction(
     node: LocalNode, table: str, runs: list[bool]
 ) -> None:

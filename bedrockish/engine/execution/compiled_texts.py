@@ -356,11 +356,17 @@ class CompiledTexts:
         return sql in self._all.texts
 
     def has_one(self, sql: str) -> bool:
-        """Return whether a text, or its form, is one known statement that reads or writes rows."""
+        """Return whether a text, or its form, is one known statement that reads or writes rows.
+
+        Return False for an INSERT of selected rows if the node assigns their ids: it may need many ids, and the caller
+        would run it once more than necessary.
+        """
         known = self._all.texts.get(sql)
         if known is None and (form := self.known_form(sql)) is not None:
             known = self._all.texts.get(form[0])
-        return known is not None and len(known) == 1 and known[0].kind in (READ, WRITE) and not known[0].setting
+        if known is None or len(known) != 1 or known[0].kind not in (READ, WRITE) or known[0].setting:
+            return False
+        return known[0].with_ids is None or "select" not in sql.lower()
 
     def made_again(self, sql: str) -> Recipe | None:
         """Return the recipe that ``again`` has returned for a text before; None without one."""

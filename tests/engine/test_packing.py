@@ -1,5 +1,7 @@
 """Packs of a node's own old entries: the answers from them, and the time of packing."""
 
+import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -220,6 +222,7 @@ class Core:
 
     def __init__(self, safe: int, *, follows: bool = True, alarm: str = "") -> None:
         self.state = SimpleNamespace(
+            me="A",
             roster=SimpleNamespace(membership=Membership(0, {}, "id")),
             clock=SimpleNamespace(follows_wall=follows, safe=safe),
             settings=SimpleNamespace(conflict_window_ms=60_000),
@@ -292,14 +295,104 @@ def test_upkeep_never_uses_the_writer_while_a_thread_has_it(
     config: Any = None
     core = cast("Any", Core(moved(0, 10 * PACKED_MS)))
     keeper = Upkeep(core, old.engine, config, cast("Any", None), lambda _event: None, durable)
-    done = trio.run(keeper.give_back) if work == "give back" else trio.run(keeper._remove, {"A": 9})
+    done = trio.run(keeper.give_back) if work == "give back" else trio.run(keeper._remove, {"A": 9}, math.inf)
     assert done > 5
     assert waits > 10
     assert not batch.is_in_thread
 
 
-def test_removal_ends_in_time_and_goes_on_with_the_next_call(old: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "PRUNING_S", 0.0)
+def test_removal_ends_in_time_and_goes_on_with_the_next_call(old: TestNode) -> None:
     keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
-    assert trio.run(keeper._remove, {"A": 2 * retention.SLICE + 5}) == retention.SLICE
-    assert [trio.run(keeper._remove, {"A": 2 * retention.SLICE + 5}) for _ in range(3)] == [retention.SLICE, 5, 0]
+    upto = {"A": 2 * retention.SLICE + 5}
+    assert [trio.run(keeper._remove, upto, -math.inf) for _ in range(4)] == [retention.SLICE, retention.SLICE, 5, 0]
+
+
+def test_old_command_ids_are_forgotten_in_parts(old: TestNode) -> None:
+    keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
+    count = 2 * retention.SLICE + 5
+    ids = [(f"{number:012x}70008{0:015x}", 1, "A") for number in range(count)]
+    old.engine._db.executemany("INSERT INTO bedrockish_past(command, clock, origin) VALUES (?, ?, ?)", ids)
+    clock = keeper._core.state.clock
+    clock.safe, clock.wall_ms = moved(0, 2 * retention.COMMANDS_KEPT_MS), 2 * retention.COMMANDS_KEPT_MS
+    left = []
+    for _ in range(4):
+        trio.run(keeper._forget_commands, -math.inf)
+        left.append(old.engine._db.execute("SELECT count(*) FROM bedrockish_past").get)
+    assert left == [count - retention.SLICE, 5, 0, 0]
+
+
+async def test_prune_that_waited_for_another_one_ends_in_time(old: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
+    given: list[float] = []
+
+    async def remove(_upto: object, ends: float) -> int:
+        given.append(ends)
+        return 0
+
+    async def forget(ends: float) -> None:
+        given.append(ends)
+
+    monkeypatch.setattr(keeper, "_remove", remove)
+    monkeypatch.setattr(keeper, "_forget_commands", forget)
+    monkeypatch.setattr(keeper, "bound", lambda *_args, **_named: retention.Bound(0, None, []))
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        await keeper._pruning.acquire()
+        nursery.start_soon(partial(keeper.prune, None, None, force=True))
+        await trio.sleep(0.2)
+        keeper._pruning.release()
+    assert [ends - began < retention.PRUNING_S + 0.1 for ends in given] == [True, True]
+
+
+async def test_pruning_takes_turns_with_the_shrinking_of_the_file(
+    old: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large file shrinks for minutes."""
+    for name, value in (("FREE_PAGES_MAX", 0), ("FREE_MAX", 0.0), ("FREE_KEPT", 0.0), ("SHRINK_PAGES", 1)):
+        monkeypatch.setattr(retention, name, value)
+    old.run("CREATE TABLE big AS SELECT zeroblob(100000) AS x")
+    old.run("DROP TABLE big")
+    old.engine.flush()
+    keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
+    left: list[int] = []
+
+    async def prune() -> None:
+        async with keeper._pruning:
+            left.append(old.engine.journal.room.free)
+
+    async def durable() -> None:
+        old.engine.flush()
+        await trio.lowlevel.checkpoint()
+
+    keeper._durable = durable
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.give_back)
+        await trio.lowlevel.checkpoint()
+        nursery.start_soon(prune)
+    assert left[0] > 5
+
+
+async def test_node_finishes_its_own_prune_before_it_packs_entries(
+    old: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
+    settings = SimpleNamespace(journal_prune=True, journal_keep_minutes=1, journal_keep_mb=1)
+    keeper._config = cast("Any", SimpleNamespace(journal=settings))
+    done: list[str] = []
+
+    async def prune(*_args: object, force: bool) -> dict[str, Any]:
+        assert not force
+        done.append("prune")
+        await trio.lowlevel.checkpoint()
+        return {"removed": 7, "more": len(done) < 3}
+
+    async def pack() -> bool:
+        done.append("pack")
+        return await trio.sleep_forever()
+
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    monkeypatch.setattr(keeper, "prune", prune)
+    monkeypatch.setattr(keeper, "pack", pack)
+    with trio.move_on_after(0.2):
+        await keeper.watch()
+    assert done == ["prune", "prune", "prune", "pack"]

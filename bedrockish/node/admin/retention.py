@@ -238,13 +238,14 @@ class Upkeep:
     async def prune(self, older_than_s: float | None, larger_than_mb: float | None, *, force: bool) -> dict[str, Any]:
         """Remove entries that are too old, and the oldest entries while the journal is too large; return a report.
 
-        A call ends after ``PRUNING_S``, so that an operator gets its answer in time.
+        A call ends after ``PRUNING_S``, or soon after it gets its turn, so that an operator gets its answer in time.
 
         Args:
             older_than_s: the limit of age in seconds, by the cluster's clock; None for no limit.
             larger_than_mb: the limit of the size of labels and transactions, in millions of bytes; None for no limit.
             force: also remove entries that a member or a reader still needs; such a member must then be refilled.
         """
+        ends = trio.current_time() + PRUNING_S
         async with self._pruning:
             await self._reach_writer()
             journal, state = self._engine.journal, self._core.state
@@ -257,10 +258,10 @@ class Upkeep:
                     clock = max(clock, journal.clock_at(1 - 1_000_000 * larger_than_mb / size.bytes))
             bound = self.bound(clock, force=force)
             upto = journal.plan(bound.clock, bound.held) if bound.clock > 0 else {}
-            removed = await self._remove(upto)
+            removed = await self._remove(upto, ends)
             gone = journal.removed
             more = any(gone.get(leader, 0) < tick for leader, tick in upto.items())
-            await self._forget_commands()
+            await self._forget_commands(ends)
         if removed:
             self._shortened.set()
             places = " ".join(f"{leader}{min(tick, gone.get(leader, 0))}" for leader, tick in sorted(upto.items()))
@@ -278,10 +279,9 @@ class Upkeep:
         await self._durable()
         await self._reach_writer()
 
-    async def _remove(self, upto: Mapping[str, int]) -> int:
+    async def _remove(self, upto: Mapping[str, int], ends: float) -> int:
         journal = self._engine.journal
         first = gone = journal.removed
-        ends = trio.current_time() + PRUNING_S
         while any(gone.get(leader, 0) < tick for leader, tick in upto.items()):
             journal.remove(upto, SLICE, SLICE_BYTES)
             before, gone = gone, journal.removed
@@ -293,11 +293,13 @@ class Upkeep:
                 break
         return sum(gone.values()) - sum(first.values())
 
-    async def _forget_commands(self) -> None:
-        """Delete the ids of removed commands that are too old to be sent again."""
+    async def _forget_commands(self, ends: float) -> None:
+        """Delete the ids of removed commands that are too old to be sent again; the next call deletes the rest."""
         now_ms = min(milliseconds(self._core.state.clock.safe), self._core.state.clock.wall_ms)
         while self._engine.journal.forget_commands(now_ms - COMMANDS_KEPT_MS, SLICE) == SLICE:
             await self._until_durable()
+            if trio.current_time() >= ends:
+                break
 
     async def pack(self) -> bool:
         """Pack the journal's old entries, a few hundred at a time with a rest after each; return whether more are left.
@@ -333,19 +335,20 @@ class Upkeep:
 
         A tenth of the file stays free for later writes: a file that shrinks to the last page has to grow again.
         """
-        async with self._pruning:
-            await self._reach_writer()
-            journal, given = self._engine.journal, 0
-            room = journal.room
-            if not room.can_shrink or room.free <= max(FREE_PAGES_MAX, FREE_MAX * room.pages):
-                return 0
-            while room.free > max(FREE_PAGES_MAX // 2, FREE_KEPT * room.pages):
+        journal, given = self._engine.journal, 0
+        await self._reach_writer()
+        room = journal.room
+        if not room.can_shrink or room.free <= max(FREE_PAGES_MAX, FREE_MAX * room.pages):
+            return 0
+        while room.free > max(FREE_PAGES_MAX // 2, FREE_KEPT * room.pages):
+            async with self._pruning:  # a prune may come in between: a large file shrinks for minutes
+                await self._reach_writer()
                 journal.shrink(SHRINK_PAGES)
                 await self._until_durable()
                 before, room = room, journal.room
-                if room.free >= before.free:
-                    break  # other writes free pages as fast as pages are returned
-                given += before.free - room.free
+            if room.free >= before.free:
+                break  # other writes free pages as fast as pages are returned
+            given += before.free - room.free
         logger.info("gave %d free pages of the file back to the disk; %d free pages are left", given, room.free)
         return given
 
@@ -356,8 +359,10 @@ class Upkeep:
             self._shortened = trio.Event()
             with trio.move_on_after(LOOK_S):
                 await self._shortened.wait()
-            if settings.journal_prune:
-                await self.prune(60 * settings.journal_keep_minutes, settings.journal_keep_mb, force=False)
+            while settings.journal_prune:  # to the end: else ``pack`` would pack entries that are removed next
+                told = await self.prune(60 * settings.journal_keep_minutes, settings.journal_keep_mb, force=False)
+                if not (told["more"] and told["removed"]):
+                    break
             if trio.current_time() >= pack_at and not await self.pack():
                 pack_at = trio.current_time() + PACK_LOOK_S
             await self.give_back()

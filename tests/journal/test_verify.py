@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 
 from bedrockish_journal.model.changes import Value, decode_changes
@@ -199,6 +200,40 @@ def test_text_that_is_not_utf_8_is_an_error_that_names_the_file(world: World) ->
     tamper(world, "A", "UPDATE bedrockish_journal SET body = CAST(x'fffe80' AS TEXT) WHERE leader = 'B' AND tick = 5")
     with pytest.raises(JournalFileError, match=r"A\.db is not UTF-8 .*damaged or was altered"):
         checks(world, "A")
+
+
+@pytest.mark.parametrize(
+    "alteration",
+    [
+        "UPDATE bedrockish_journal SET tick = 'x' WHERE leader = 'A'"
+        " AND tick = (SELECT max(tick) FROM bedrockish_journal WHERE leader = 'A')",
+        "UPDATE bedrockish_journal SET applied_ms = x'00' WHERE leader = 'B' AND tick = 5",
+        "INSERT INTO bedrockish_pruned VALUES ('B', 3, zeroblob(32), -5, 'B')",
+    ],
+)
+def test_values_that_no_node_writes_are_found(world: World, alteration: str) -> None:
+    tamper(world, "A", alteration)
+    assert checks(world, "A", "B") & {"columns", "bytes"}
+
+
+def test_table_with_other_columns_is_an_error_that_names_the_file(world: World) -> None:
+    tamper(world, "A", "DELETE FROM bedrockish_journal WHERE leader = 'B' AND tick = 5")
+    world.nodes["A"].db.execute("DROP TABLE bedrockish_pruned; CREATE TABLE bedrockish_pruned(x)")
+    with pytest.raises(JournalFileError, match=r"A\.db cannot be read .*damaged or was altered"):
+        checks(world, "A")
+
+
+def test_damaged_pages_are_an_error_that_names_the_file(world: World, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    world.nodes["A"].db.execute("VACUUM INTO ?", (str(copy),))
+    size = world.nodes["A"].db.pragma("page_size")
+    with apsw.Connection(str(copy)) as db:
+        root = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'bedrockish_journal'").get
+    with copy.open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(bytes(100))
+    with pytest.raises(JournalFileError, match=r"copy\.db"):
+        verify([copy])
 
 
 def test_a_command_or_transaction_applied_twice_is_found(world: World) -> None:

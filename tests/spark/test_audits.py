@@ -62,6 +62,13 @@ def test_unaltered_journals_have_no_findings_in_spark(spark: SparkSession, tmp_p
     assert both(spark, world.write(tmp_path)) == []
 
 
+@pytest.mark.parametrize("column", ["clock", "applied_ms", "body"])
+def test_values_of_other_types_are_found(tmp_path: Path, column: str) -> None:
+    paths = honest(30).write(tmp_path)
+    spoil(paths[1], f"UPDATE bedrockish_journal SET {column} = 1.5 WHERE leader = 'B' AND tick = 3")
+    assert "columns" in {one.check for one in audit(paths)}
+
+
 def test_unaltered_journals_have_no_findings(tmp_path: Path) -> None:
     assert audit(honest().write(tmp_path)) == []
 

@@ -287,6 +287,18 @@ def test_batches_have_the_types_that_spark_expects(files: list[Path]) -> None:
         assert batches or name == "pruned"
 
 
+@pytest.mark.parametrize("column", ["clock", "applied_ms", "label", "body", "prev", "hash"])
+def test_values_of_other_types_are_refused(tmp_path: Path, column: str) -> None:
+    path = honest(30).write(tmp_path)[0]
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute(f"UPDATE bedrockish_journal SET {column} = 1.5 WHERE leader = 'A' AND tick = 3")
+    with pytest.raises(EntryMalformedError, match="types that a journal never has"):
+        read(path, malformed="skip")
+    with pytest.raises(EntryMalformedError, match="types that a journal never has"):
+        read(path, table="changes")
+    assert all((row["leader"], row["tick"]) != ("A", 3) for row in read(path, table="changes", malformed="skip"))
+
+
 def test_batches_of_long_entries_have_a_limited_size(tmp_path: Path) -> None:
     path = honest(30).write(tmp_path)[0]
     with closing(apsw.Connection(str(path))) as db:

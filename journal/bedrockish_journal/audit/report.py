@@ -137,6 +137,8 @@ def _stored(feed: OpenJournal, leader: str, tick: int) -> Iterator[Row]:
     changes = ChangeRows(feed.context, {name: CHANGES[name] for name in ("txid", "table", "pk", "rowid")})
     try:
         for stored in list(feed.scan([(leader, tick, tick)], WantedEntries())):
+            if not stored.is_well_typed:
+                continue
             changes.add(stored)
             if stored.kind != ROWS:
                 yield f"{stored.origin}-{stored.clock:x}", "", None

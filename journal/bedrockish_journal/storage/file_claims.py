@@ -150,7 +150,8 @@ def marks(ask: Ask) -> tuple[PrunedBeginning, ...]:
     """
     found = tuple(PrunedBeginning(*row) for row in ask(_MARKS, ())) if has(ask, "bedrockish_pruned") else ()
     for mark in found:
-        if list(map(type, mark[:5])) != [str, int, bytes, int, str] or mark.tick < 1 or len(mark.hash) != 32:
+        is_typed = list(map(type, mark[:5])) == [str, int, bytes, int, str]
+        if not is_typed or mark.tick < 1 or mark.clock < 0 or len(mark.hash) != 32:
             raise EntryMalformedError(
                 f"the row of timeline {mark.leader!r} in the table bedrockish_pruned is malformed; fill this node again"
             )

@@ -31,11 +31,7 @@ class JournalRow(NamedTuple):
     @property
     def is_well_typed(self) -> bool:
         """Whether the values have the types of their columns, which SQLite does not enforce."""
-        return (
-            all(type(number) is int for number in (self.seq, self.tick, self.clock, self.repeat))
-            and all(type(text) is str for text in (self.leader, self.origin, self.command, self.kind))
-            and all(type(data) is bytes for data in (self.label, self.body, self.prev, self.hash))
-        )
+        return [*map(type, self)] == _TYPES
 
     def entry(self) -> Entry:
         """Return the entry that label and body encode, with a check of its hash.
@@ -47,6 +43,7 @@ class JournalRow(NamedTuple):
 
 
 COLUMNS = ", ".join(JournalRow._fields)
+_TYPES = [JournalRow.__annotations__[name] for name in JournalRow._fields]
 
 
 def hashed_entry(prev: bytes, label: bytes, body: bytes, digest: bytes) -> Entry:

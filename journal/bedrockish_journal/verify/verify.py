@@ -78,12 +78,18 @@ def verify(sources: Sequence[Source], progress: Progress | None = None) -> Verif
         progress: called with a node and the number of its entries read so far, now and then.
 
     Raises:
-        JournalFileError: a file has no journal, or a text in its journal is not UTF-8.
+        JournalFileError: a file has no journal, a text in it is not UTF-8, or SQLite cannot read it.
     """
+    files = ", ".join(one.filename if isinstance(one, apsw.Connection) else os.fspath(one) for one in sources)
     try:
         return _verify(sources, progress)
+    except (apsw.CorruptError, apsw.SQLError) as error:  # a damaged page, or a table of the node with other columns
+        raise JournalFileError(
+            files,
+            f"the journal of {files} cannot be read ({error}): the file is damaged or was altered; restore it from a "
+            "backup or fill the node again",
+        ) from error
     except UnicodeDecodeError as error:
-        files = ", ".join(one.filename if isinstance(one, apsw.Connection) else os.fspath(one) for one in sources)
         raise JournalFileError(
             files,
             f"a text in the journal of {files} is not UTF-8 ({error}), which no node writes: the file is damaged or "
@@ -141,7 +147,8 @@ def _unseen(counts: list[FileCounts]) -> dict[str, str]:
 
 def _places_of(files: list[_File], txid: Txid) -> list[tuple[str, int]]:
     """Return the places of a transaction in all files."""
-    return sorted({place for file in files for place in find_places(file.db, txid)})
+    places = {place for file in files for place in find_places(file.db, txid)}
+    return sorted(place for place in places if [*map(type, place)] == [str, int])
 
 
 def _open(source: Source, stack: contextlib.ExitStack, taken: list[str], findings: list[Finding]) -> _File:
@@ -321,6 +328,8 @@ def _verify_own_tails(files: list[_File], counts: list[FileCounts], findings: li
     for node, _, db, _ in files:
         _end(db)
         own, _ = heads(db).get(node, (0, b""))
+        if type(own) is not int:
+            continue  # a finding names this row
         most = max((count.applied.get(node, 0) for count in counts if count.node != node), default=0)
         if most > own:
             holders = ", ".join(count.node for count in counts if count.applied.get(node, 0) > own)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.spark.source.columns import BATCH_ROWS, batch
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.feeds import OpenJournal, check_same, expand, is_url, nodes_of, open_feed
@@ -89,6 +90,13 @@ def batches(
     builder = table.build(context, columns)
     with closing(feed.scan(spans, wanted)) as stored:
         for row in stored:
+            if not row.is_well_typed:  # a column of Arrow has one type
+                if context.skip and "malformed" not in table.columns:
+                    continue
+                raise EntryMalformedError(
+                    f"row {row.seq} of the journal in {context.path} has values of types that a journal never has; run "
+                    "`bedrockish journal verify` on it"
+                )
             builder.add(row)
             if builder.is_full:
                 yield from _pieces(builder.take())

@@ -427,7 +427,7 @@ class Engine:
     @property
     def is_log_held(self) -> bool:
         """Whether a reader kept the last checkpoint from copying a WAL that should restart."""
-        return self.wal.held_frames >= self._limits.wal_frames_max
+        return self.wal.is_held(self._limits.wal_frames_max)
 
     def read_entries(self, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
         """Return consecutive entries of a timeline, up to a size in bytes; the first entry may be larger."""

@@ -113,9 +113,13 @@ async def test_long_log_of_a_node_that_writes_nothing_is_ended(
     node.save()
 
 
-async def test_idle_node_notices_the_end_of_a_reader_that_held_the_log(make_node: MakeNode) -> None:
+@pytest.mark.parametrize(("most", "by_room"), [(40, 32_000), (32_000, 40)], ids=["large disk", "small disk"])
+async def test_idle_node_notices_the_end_of_a_reader_that_held_the_log(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, most: int, by_room: int
+) -> None:
     """Few frames follow, which alone would cause no checkpoint for minutes."""
-    node = make_node(limits=Limits(wal_frames=800, wal_frames_max=40))
+    monkeypatch.setattr(wal_module.Wal, "_frames_by_room", lambda _wal: by_room)
+    node = make_node(limits=Limits(wal_frames=800, wal_frames_max=most))
     node.run(SCHEMA)
     node.save()
     with closing(apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)) as reader:

@@ -121,6 +121,10 @@ class Wal:
         """How many frames the WAL keeps because a reader needs old frames; 0 if no reader does."""
         return self.frames if self._is_held and self.frames >= self._copied_at else 0
 
+    def is_held(self, most: int) -> bool:
+        """Return whether a reader kept the last checkpoint from copying a WAL that restarts at ``most`` frames."""
+        return self.held_frames >= self._bounded(most)
+
     @property
     def descriptor(self) -> int:
         """The file descriptor; a caller that keeps it must duplicate it."""

@@ -344,6 +344,22 @@ async def test_prune_that_waited_for_another_one_ends_in_time(old: TestNode, mon
     assert [ends - began < retention.PRUNING_S + 0.1 for ends in given] == [True, True]
 
 
+async def test_prune_that_ends_early_says_so_to_programs_that_do_not_repeat_it(
+    old: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of an earlier release shows the reasons why entries are kept, and gives its order once."""
+    keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
+    keeper._core.state.clock.wall_ms = 0
+    monkeypatch.setattr(keeper, "bound", lambda *_args, **_named: retention.Bound(EVER, None, []))
+    monkeypatch.setattr(retention, "PRUNING_S", -1.0)
+    told = [await keeper.prune(None, None, force=True) for _ in range(2)]
+    assert [one["removed"] for one in told] == [retention.SLICE] * 2
+    assert [("give the order again" in "".join(one["kept"]), one["more"]) for one in told] == [(True, True)] * 2
+    monkeypatch.setattr(retention, "PRUNING_S", 20.0)
+    last = await keeper.prune(None, None, force=True)
+    assert (last["kept"], last["more"], last["entries"]) == ([], False, 1)
+
+
 async def test_pruning_takes_turns_with_the_shrinking_of_the_file(
     old: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

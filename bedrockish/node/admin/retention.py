@@ -266,7 +266,8 @@ class Upkeep:
             self._shortened.set()
             places = " ".join(f"{leader}{min(tick, gone.get(leader, 0))}" for leader, tick in sorted(upto.items()))
             logger.info("removed %d entries of the journal, up to %s", removed, places)
-        told = {"node": state.me, "removed": removed, "upto": upto, "kept": bound.why, "entries": journal.size.entries}
+        why = [*bound.why, f"{PRUNING_S:g} s were over: give the order again"] if more and removed else bound.why
+        told = {"node": state.me, "removed": removed, "upto": upto, "kept": why, "entries": journal.size.entries}
         return {**told, "more": more}  # more: whether the order has to be repeated
 
     async def _reach_writer(self) -> None:

@@ -22,7 +22,7 @@ from bedrockish.api.requests import STALE
 from bedrockish.api.url import Address
 from bedrockish.client.trio_client import Client, open_client
 from bedrockish.common.durable_files import make_folder
-from bedrockish.errors import BedrockishError, ConfigError, DamagedError, UnavailableError
+from bedrockish.errors import BedrockishError, ConfigError, DamagedError, ResultLostError, UnavailableError
 from bedrockish.node.cluster.join import back_up
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry
@@ -257,6 +257,11 @@ class _Backup:
         return len(entries) >= TRANSACTIONS_MAX
 
 
+async def _read(client: Client, leader: str, first: int, last: int) -> list[Entry]:
+    async with client.stream(_ENTRIES, (leader, first, last), read=STALE) as rows:  # of any size
+        return [hashed_entry(*map(bytes, row)) async for row in rows]
+
+
 async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) -> list[Entry]:
     """Return the entries up to the given ticks, and all earlier entries on which these depend."""
     found: list[Entry] = []
@@ -264,13 +269,17 @@ async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) ->
         leader = behind[0]
         first = has.get(leader, 0) + 1
         last = min(wanted[leader], first + PAGE_TICKS - 1)
-        async with client.stream(_ENTRIES, (leader, first, last), read=STALE) as rows:  # of any size
-            taken = [hashed_entry(*map(bytes, row)) async for row in rows]
-        if not taken or taken[0].tick != first:
+        try:
+            taken = await _read(client, leader, first, last)
+        except ResultLostError:  # with the node that was asked
+            taken = await _read(client, leader, first, last)
+        if not taken or any(one.tick != first + place for place, one in enumerate(taken)):
             removed = await client.execute(_REMOVED, (leader,), read=STALE)
             if removed.rows and int(removed.value()) >= first:
                 raise GapError(f"{leader}{first} was removed from the journals")
-            raise UnavailableError(f"the node that was asked does not have {leader}{first} yet; ask again")
+            raise UnavailableError(
+                f"the node that was asked does not have {leader}{first} to {leader}{last}; ask again"
+            )
         found += taken
         has[leader] = taken[-1].tick
         wanted = merge(wanted, *(one.after for one in taken))

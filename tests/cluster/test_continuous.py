@@ -4,27 +4,32 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import apsw
 import pytest
 import trio
 
 from bedrockish import open_client
+from bedrockish.api.requests import Rows
 from bedrockish.api.url import parse_address
 from bedrockish.client.feed import Changes
-from bedrockish.errors import ConfigError, UnavailableError
+from bedrockish.client.trio_client import Client
+from bedrockish.errors import ConfigError, ResultLostError, UnavailableError
 from bedrockish.node.cluster import join
 from bedrockish.transfer import continuous
 from bedrockish.transfer.continuous import BackupPlan, follow, numbered, too_old
+from bedrockish_journal.storage.store import applied, reading
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
 from tests.cluster.story import PATIENT, all_safe, command, ready, until
 from tests.cluster.test_pruning import cluster as forgetful
 from tests.cluster.test_pruning import removable
 from tests.cluster.test_restore import rows_at, rows_of, write
+from tests.spark.worlds import honest
 from tools.cluster import LocalCluster, clean_environment
 
 pytestmark = pytest.mark.cluster
@@ -239,3 +244,42 @@ async def test_backup_of_another_cluster_is_not_continued(cluster: LocalCluster,
         assert "of another cluster" in told
     finally:
         other.stop()
+
+
+class FakeClient:
+    """A client of a node that has some rows of the journal, and whose first streams are lost in the middle."""
+
+    def __init__(self, rows: list[tuple[bytes, ...]], losses: int) -> None:
+        self._rows, self._losses = rows, losses
+
+    @asynccontextmanager
+    async def stream(self, _sql: str, span: tuple[str, int, int], **_: object) -> AsyncIterator[AsyncIterator[Any]]:
+        """Return the rows of a range."""
+
+        async def rows() -> AsyncIterator[Any]:
+            for number, row in enumerate(self._rows[span[1] - 1 : span[2]]):
+                if number == 2 and self._losses:
+                    self._losses -= 1
+                    raise ResultLostError("the node was lost")
+                yield row
+
+        yield rows()
+
+    async def execute(self, *_: object, **__: object) -> Rows:
+        """Return that no entry was removed."""
+        return Rows(("tick",), [])
+
+
+async def test_entries_are_fetched_once_more_and_without_gaps(tmp_path: Path) -> None:
+    with reading(honest(30).write(tmp_path)[0]) as db:
+        rows: list[Any] = db.execute(
+            "SELECT prev, label, body, hash FROM bedrockish_journal WHERE leader = 'A' ORDER BY tick"
+        ).fetchall()
+        others = applied(db)
+    has, wanted = {**others, "A": 0}, {"A": len(rows)}
+    found = await continuous._fetch(cast(Client, FakeClient(rows, 1)), dict(has), wanted)
+    assert [entry.tick for entry in found] == list(range(1, len(rows) + 1))
+    with pytest.raises(ResultLostError):
+        await continuous._fetch(cast(Client, FakeClient(rows, 2)), dict(has), wanted)
+    with pytest.raises(UnavailableError, match="ask again"):
+        await continuous._fetch(cast(Client, FakeClient([*rows[:2], *rows[3:]], 0)), dict(has), wanted)

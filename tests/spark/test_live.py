@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import duckdb
@@ -14,13 +15,13 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from bedrockish import connect, open_client
 from bedrockish.api.url import parse_url
 from bedrockish.common.password_hash import hash_password
-from bedrockish.errors import AuthenticationError, ConfigError
+from bedrockish.errors import AuthenticationError, ConfigError, ResultLostError
 from bedrockish_journal.arrow import read_journal
 from bedrockish_journal.model.errors import JournalError, JournalPrunedError
 from bedrockish_journal.spark.export.export import export
 from bedrockish_journal.spark.source.feeds import open_feed, shown
 from bedrockish_journal.spark.source.json_rows import parse_row
-from bedrockish_journal.spark.source.live import url_with
+from bedrockish_journal.spark.source.live import NodeFeed, url_with
 from bedrockish_journal.spark.source.options import ReadOptions
 from bedrockish_journal.spark.source.plans import WantedEntries, bounds
 from bedrockish_journal.spark.source.tables import TABLES
@@ -162,6 +163,24 @@ def no_stream_is_open_while_entries_are_used(url: str) -> None:
             assert node.status()["open_streams"] == 0
 
 
+def lost_pages_are_read_again(url: str) -> None:
+    """A node ends its streams when it stops, and may answer again a second later."""
+    with open_feed(url) as feed:
+        assert isinstance(feed, NodeFeed)
+        spans = [(leader, *span) for leader, span in bounds(feed.ask).items()]
+        expected, read_rows, calls = list(feed.scan(spans, WantedEntries())), feed._rows, count()
+
+        def lost(sql: str, params: tuple[object, ...]) -> Iterator[Any]:
+            for number, row in enumerate(read_rows(sql, params)):
+                if number == 3 and next(calls) == 0:
+                    raise ResultLostError("the node was lost")
+                yield row
+
+        feed._rows = lost  # type: ignore[assignment, method-assign]
+        assert list(feed.scan(spans[:1], WantedEntries())) == [row for row in expected if row.leader == spans[0][0]]
+        assert next(calls) > 1
+
+
 def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalCluster) -> None:
     out = str(tmp_path / "out")
     trio.run(found, cluster)
@@ -179,6 +198,7 @@ def test_a_running_node_is_read_over_the_network(tmp_path: Path, cluster: LocalC
     assert read(urls[0], **some) == read(databases[0], **some)
     stream_from_a_node(urls[1])
     no_stream_is_open_while_entries_are_used(urls[1])
+    lost_pages_are_read_again(urls[1])
     read_with_options(cluster)
     typed_rows_are_read_by_another_thread(urls[2], databases[2])
     odd_values_survive(urls[2])

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from bedrockish.api.requests import STALE
 from bedrockish.api.url import hide_password
 from bedrockish.client.blocking import Connection, connect
-from bedrockish.errors import ConfigError
+from bedrockish.errors import ConfigError, ResultLostError
 from bedrockish_journal.model.errors import JournalError
 from bedrockish_journal.spark.source.context import Context
 from bedrockish_journal.spark.source.founding import read_beginning
@@ -83,10 +83,14 @@ class NodeFeed:
         """
         for leader, low, high in spans:
             while low <= high:
-                low = yield from self._page((leader, low, high), wanted)
+                try:
+                    page, low = self._page((leader, low, high), wanted)
+                except ResultLostError:  # the node was started again, for example
+                    page, low = self._page((leader, low, high), wanted)
+                yield from page
 
-    def _page(self, span: Span, wanted: WantedEntries) -> Generator[JournalRow, None, int]:
-        """Yield the first entries of a range, and return the tick after them.
+    def _page(self, span: Span, wanted: WantedEntries) -> tuple[list[JournalRow], int]:
+        """Return the first entries of a range, and the tick after them.
 
         Labels and bodies are read by a statement of their own, because the number of columns of a statement bounds the
         length of its values.
@@ -114,8 +118,7 @@ class NodeFeed:
         check_held(f"node {self._node}", span, held)
         if wanted.whole and count != last - low + 1:
             raise JournalError(f"node {self._node} holds {count} entries from {leader}{low} to {leader}{last}")
-        yield from page
-        return last + 1
+        return page, last + 1
 
 
 @contextmanager

@@ -287,6 +287,14 @@ def test_batches_have_the_types_that_spark_expects(files: list[Path]) -> None:
         assert batches or name == "pruned"
 
 
+def test_table_with_other_columns_is_damage(tmp_path: Path) -> None:
+    path = honest(30).write(tmp_path)[0]
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("DROP TABLE bedrockish_pruned; CREATE TABLE bedrockish_pruned(x)")
+    with pytest.raises(NotDatabaseError, match=r"is damaged .*run `bedrockish journal verify`"):
+        read(path)
+
+
 @pytest.mark.parametrize("column", ["clock", "applied_ms", "label", "body", "prev", "hash"])
 def test_values_of_other_types_are_refused(tmp_path: Path, column: str) -> None:
     path = honest(30).write(tmp_path)[0]

@@ -67,10 +67,11 @@ def open_file_feed(path: str) -> Iterator[FileFeed]:
     with reading(path) as db:
         try:
             yield FileFeed(db, path)
-        except (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError) as error:
-            raise NotDatabaseError(
-                path, f"{path} is damaged ({error}); run `bedrockish journal verify` on it"
-            ) from error
-        except apsw.Error as error:
-            remedy = "pip install sqlite-vec" if "no such module" in str(error) else "check the disk"
-            raise FileUnreadableError(path, f"{path} cannot be read ({error}); {remedy}") from error
+        except (apsw.Error, UnicodeDecodeError) as error:
+            if "no such module" in str(error):
+                raise FileUnreadableError(path, f"{path} cannot be read ({error}); pip install sqlite-vec") from error
+            if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError)):
+                raise NotDatabaseError(
+                    path, f"{path} is damaged ({error}); run `bedrockish journal verify` on it"
+                ) from error
+            raise FileUnreadableError(path, f"{path} cannot be read ({error}); check the disk") from error

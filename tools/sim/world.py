@@ -103,7 +103,12 @@ class World:
         return len(self.voters) - lost > approvals_needed(len(self.voters))
 
     def knows_file(self, machine: Machine, backup: Image | None) -> bool:
-        """Return whether all other members remember a machine's file well enough to notice a new or an older one."""
+        """Return whether all other members remember a machine's file well enough to notice a new or an older one.
+
+        They cannot tell a node in time whose other file names it as the only voter: it commits before they reach it.
+        """
+        if approvals_needed(len((self.founded if backup is None else backup.membership).voters)) == 1:
+            return False
         for name in self.membership.nodes:
             if name == machine.name:
                 continue

@@ -62,7 +62,6 @@ async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half
 ) -> None:
     """Writes, statements of open transactions and questions wait, and are then answered; a read need not wait."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    blocked = BlockedMethod(engine.entries if method == "apply" else engine, method, monkeypatch)
     answers: dict[str, Any] = {}
 
     async def ask(name: str, sql: str) -> None:
@@ -78,6 +77,7 @@ async def test_loop_goes_on_while_a_large_entry_is_written_and_no_read_sees_half
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        blocked = BlockedMethod(engine.entries if method == "apply" else engine, method, monkeypatch)
         nursery.start_soon(ask, "large", f"INSERT INTO t {ALL}")
         with trio.fail_after(60):
             while not blocked.threads:  # noqa: ASYNC110  a thread sets it
@@ -118,10 +118,10 @@ async def test_caller_that_needs_the_writing_connection_waits_for_its_thread(
     reported so, and not with the batch before.
     """
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    blocked = BlockedMethod(engine.entries if method == "apply" else engine, method, monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
+        blocked = BlockedMethod(engine.entries if method == "apply" else engine, method, monkeypatch)
         runtime.begin(request(f"INSERT INTO t {ALL}", "large"), lambda _answer: None)
         with trio.fail_after(60):
             while not blocked.threads:  # noqa: ASYNC110  a thread sets it

@@ -301,6 +301,31 @@ def test_upkeep_never_uses_the_writer_while_a_thread_has_it(
     assert not batch.is_in_thread
 
 
+@pytest.mark.parametrize("order", [{"do": "clock"}, {"do": "clock", "set": "on"}, {"do": "hold", "name": "reader"}])
+async def test_order_lets_the_loop_go_on_while_a_thread_has_the_writer(
+    old: TestNode, monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]
+) -> None:
+    keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
+    keeper._core.state.holds = {}
+    monkeypatch.setattr(keeper, "status", lambda: {"journal": {"holds": {}}})
+    batch = old.engine.batch
+
+    def forbidden() -> None:
+        raise AssertionError("the loop waits for the thread")
+
+    async def durable() -> None:
+        if batch.is_in_thread:
+            batch.take_back()
+        old.engine.flush()
+
+    keeper._durable = durable
+    batch.hand_over(forbidden)
+    try:
+        assert (await keeper.handle(order))["node"] == "A"
+    finally:
+        batch.take_back()
+
+
 def test_removal_ends_in_time_and_goes_on_with_the_next_call(old: TestNode) -> None:
     keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
     upto = {"A": 2 * retention.SLICE + 5}

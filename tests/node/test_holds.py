@@ -20,7 +20,9 @@ class Node:
         self.posted: list[object] = []
         self.upkeep = cast(Any, object.__new__(Upkeep))
         self.upkeep._core = SimpleNamespace(state=self.state)
-        self.upkeep._engine = SimpleNamespace(journal=SimpleNamespace(horizon=Txid(0, "")))
+        self.upkeep._engine = SimpleNamespace(
+            journal=SimpleNamespace(horizon=Txid(0, "")), batch=SimpleNamespace(is_in_thread=False)
+        )
         self.upkeep._post, self.upkeep._durable = self.posted.append, self._durable
         self.upkeep.status = lambda: {"journal": {"holds": {}}}
 

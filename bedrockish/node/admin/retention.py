@@ -169,12 +169,13 @@ class Upkeep:
         """Make the clock follow the wall (``on``) or only count (``off``), also after restarts; None only asks."""
         if to not in (None, "on", "off"):
             raise UsageError(f"the clock can be set to on or off, not {to!r}")
+        await self._reach_writer()
         if to is not None:
             on = to == "on"
             self._engine.set_meta(CLOCK_KEY, int(on))
             logger.warning("the cluster's clock %s from now on", "follows the wall" if on else "only counts")
             self._post(ClockSet(on))
-            await self._durable()
+            await self._until_durable()
         on = follows_wall(self._engine)
         return {"node": self._core.state.me, "cluster_clock": "on" if on else "off"}
 
@@ -182,6 +183,7 @@ class Upkeep:
 
     async def hold(self, name: object, after: object, *, release: bool) -> dict[str, Any]:
         """Hold the journal after a cursor for a reader, or release it; gossip tells all nodes."""
+        await self._reach_writer()
         state = self._core.state
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
             raise UsageError(f"a reader's name should be a text of 1 to {NAME_CHARACTERS_MAX} characters")

@@ -78,3 +78,25 @@ async def test_node_commits_while_a_copy_of_its_file_is_removed(
         nursery.cancel_scope.cancel()
     runtime.leave()
     engine.close()
+
+
+async def test_copy_is_removed_when_the_machine_gives_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may be as large as the database, and the next copy may be weeks away."""
+    runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
+    donor = Donor(runtime.core, engine, runtime.config.database, runtime.durable)
+
+    async def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        copy = await donor.copy()
+        with monkeypatch.context() as patch:
+            patch.setattr("bedrockish.node.cluster.donor.trio.to_thread.run_sync", refused)
+            await copy.remove()
+        assert not copy.path.exists()
+        nursery.cancel_scope.cancel()
+    runtime.leave()
+    engine.close()

@@ -121,7 +121,11 @@ class Donor:
     async def _remove(self) -> None:
         """Remove the copy, in a thread: a system takes some tenths of a second for each GB of a file."""
         try:
-            with suppress(OSError, UnavailableError), threads_or_unavailable(), trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(remove, self._path)
+            with suppress(OSError), trio.CancelScope(shield=True):
+                try:
+                    with threads_or_unavailable():
+                        await trio.to_thread.run_sync(remove, self._path)
+                except UnavailableError:
+                    remove(self._path)
         finally:
             self._busy = False

@@ -2,7 +2,8 @@
 
 import os
 import random
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,19 @@ class OneNode:
             sql, values = (one, ()) if isinstance(one, str) else one
             found.append(Rows(("?",), [tuple(row) for row in self.db.execute(sql, values)]))
         return found
+
+    async def execute(self, *one: Any, **_options: Any) -> Rows:
+        return (await self.transact([one]))[0]
+
+    @asynccontextmanager
+    async def stream(self, *one: Any, **options: Any) -> AsyncIterator[AsyncIterator[Any]]:
+        found = await self.execute(*one, **options)
+
+        async def rows() -> AsyncIterator[Any]:
+            for row in found.rows:
+                yield row
+
+        yield rows()
 
 
 def begun(folder: Path, node: Path) -> Path:

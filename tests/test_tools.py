@@ -328,7 +328,7 @@ def test_bench_measures_plain_sqlite(work: str, tmp_path: Path) -> None:
 def test_bench_measures_the_engine_and_plain_sqlite(tmp_path: Path) -> None:
     """Every part has a figure, next to SQLite's figure where SQLite does the same."""
     figures = measure(tmp_path, 1, 0.002)
-    assert len(figures) == 17
+    assert len(figures) == 18
     assert all(figure.micros > 0 for figure in figures if not figure.what.startswith("prepare"))
     assert {figure.what.partition(",")[0] for figure in figures if figure.plain_micros} >= {
         "prepare",

@@ -52,13 +52,13 @@ class Present:
             return None
         return PathFinder.find_spec(name, path, target)
 sys.meta_path[sys.meta_path.index(PathFinder)] = Present()
-from bedrockish_journal.audit import on_spark
+from bedrockish_journal.audit import report
 from bedrockish_journal.spark import register
 from bedrockish_journal.spark.session import quiet_session
 spark = quiet_session(brief=True)
 register(spark)
 print("commits", spark.read.format("bedrockish").option("table", "commits").load(sys.argv[2]).count(), flush=True)
-on_spark.LAWS = on_spark.LAWS[:3]  # each question is put to Spark in tests/spark
+report.LAWS = report.LAWS[:3]  # each question is put to Spark in tests/spark
 sys.argv[1:] = ["audit", "--engine", "spark", sys.argv[2]]
 main()
 """

@@ -1,7 +1,9 @@
 """Journals whose beginning was removed: the rest is verified from the mark, and no reader skips the gap."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,23 +86,27 @@ def test_pruning_keeps_the_last_entries_and_those_that_peers_need(world: World) 
     assert everything == {leader: tick - 1 for leader, tick in store.applied(db).items()}
 
 
+@contextmanager
+def counted(db: apsw.Connection) -> Iterator[Counter[str]]:
+    """Count the steps of SQLite within the block, as ``steps``."""
+    count = Counter[str]()
+    db.set_progress_handler(lambda: bool(count.update(["steps"])), 1)
+    try:
+        yield count
+    finally:
+        db.set_progress_handler(None)
+    assert count["steps"] > 0
+
+
 def test_plan_takes_no_more_steps_in_a_longer_journal(world: World) -> None:
     """A node asks every ten seconds, in its loop."""
     db = world.nodes["A"].db
 
     def steps() -> int:
-        count = 0
-
-        def counted() -> bool:
-            nonlocal count
-            count += 1
-            return False
-
-        db.set_progress_handler(counted, 1)
-        plan(db, 0)
-        db.set_progress_handler(None)
+        with counted(db) as count:
+            plan(db, 0)
         assert size(db)[0] == len(db.execute("SELECT seq FROM bedrockish_journal").fetchall())
-        return count
+        return count["steps"]
 
     before = steps()
     for _ in range(80):
@@ -113,19 +119,11 @@ def test_removal_does_not_read_the_joined_commands_of_other_entries(world: World
     db = world.nodes["A"].db
 
     def steps() -> int:
-        count = 0
-
-        def counted() -> bool:
-            nonlocal count
-            count += 1
-            return False
-
         with db:
             upto = plan(db, clock_at(db, 0.9))
-            db.set_progress_handler(counted, 1)
-            assert remove(db, upto, 3) == 3
-            db.set_progress_handler(None)
-        return count
+            with counted(db) as count:
+                assert remove(db, upto, 3) == 3
+        return count["steps"]
 
     before = steps()
     others = [(f"other-{number}", (1 << 40) + number) for number in range(2_000)]
